@@ -1,0 +1,84 @@
+"""The `efcil` command: finds the sub-command, and turns errors into sentences and exit codes.
+
+Exit codes: 0 done; 1 a run failed; 2 a mistake in what was asked for or in the data; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from efcil import __version__
+from efcil.commands import COMMANDS
+from efcil.commands.parser import Parser, add_debug
+from efcil.errors import EfcilError, SettingsError, TrainingError, closest
+
+FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the run
+    try:
+        return _dispatch(given)
+    except SystemExit as leaving:  # --help and --version
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except KeyboardInterrupt:
+        return _fail("Interrupted. Give the same command again to go on from the last finished task.", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) has gone; nothing more can be printed, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if "--debug" in given:
+            traceback.print_exc()
+        if isinstance(error, TrainingError):
+            return _fail(str(error), FAILED)
+        if isinstance(error, EfcilError):
+            return _fail(str(error), MISTAKE)
+        return _fail(f"Unexpected {type(error).__name__}: {error}. Add --debug to see where.", FAILED)
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the command, and those of the sub-commands by name."""
+    parser = Parser(prog="efcil", description="Exemplar-free class-incremental learning.")
+    parser.add_argument("--version", action="version", version=f"efcil {__version__}")
+    add_debug(parser)
+    subparsers: Any = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser, dict(subparsers.choices)
+
+
+def flags() -> list[str]:
+    """Return every flag of every sub-command, one per line, such as `run --seed`; a test keeps this list as it is."""
+    parser, commands = build_parser()
+    own = [f"efcil {flag}" for flag in parser.flags]
+    return own + [f"efcil {name} {flag}" for name in sorted(commands) for flag in commands[name].flags]
+
+
+def _dispatch(given: list[str]) -> int:
+    parser, commands = build_parser()
+    command = next((argument for argument in given if not argument.startswith("-")), None)
+    if command is not None and command not in commands:
+        raise SettingsError(f"There is no command {command!r}.{closest(command, commands)}")
+    arguments, unknown = parser.parse_known_args(given)
+    if unknown:
+        commands.get(arguments.command, parser).refuse(unknown)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    code: int = arguments.execute(arguments)
+    return code
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stdout.flush()
+    print(f"efcil: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,11 @@
+"""The sub-commands. Each module has `add_parser(subparsers)`, which sets `execute` to the function that does the work.
+
+Adding a command is one module and its name in COMMANDS. Modules import torch and data libraries only inside
+`execute`, so that help and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+from efcil.commands import data, methods, report, run
+
+COMMANDS = (run, report, methods, data)

@@ -1,0 +1,136 @@
+"""`efcil run`: train the grid that the command line and the settings file describe."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from efcil.commands.parser import add_debug, add_option
+from efcil.errors import EfcilError, SettingsError
+from efcil.settings import Settings, expand, options, read_config, validate
+
+DEFAULT_METHODS = ["efc", "finetune"]
+
+DESCRIPTION = """\
+Train methods on a stream of tasks and print their accuracy. Options that take several values make a grid: every
+combination is one run. Without any option, EFC and fine-tuning learn the bundled digits in five tasks.
+
+Finished runs are skipped and unfinished ones resumed, so the same command can be given again at any time.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command, its flags made from the fields of Settings."""
+    parser = subparsers.add_parser(
+        "run",
+        help="train methods on a stream of tasks",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    known = options(Settings)
+    groups = {name: parser.add_argument_group(name) for name in dict.fromkeys(o.group for o in known.values())}
+    for option in known.values():
+        if option.name == "method":
+            option = dataclasses.replace(option, default=" ".join(DEFAULT_METHODS))
+        add_option(groups[option.group], option)
+    work = parser.add_argument_group("this command")
+    work.add_argument("--config", metavar="FILE", type=Path, help="settings file (YAML); flags override what it says")
+    work.add_argument("--output", metavar="DIR", type=Path, default=Path("runs"), help="where runs go (default: runs)")
+    work.add_argument(
+        "--jobs-per-gpu", metavar="N", type=_positive, default=1, help="runs that share a GPU at a time (default: 1)"
+    )
+    work.add_argument("--quiet", action="store_true", help="print only the final table")
+    add_debug(work)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Check every run of the grid, train them, and print the table."""
+    settings = plan(arguments)
+    # Imported last: training needs torch, and mistakes are answered faster without it.
+    from efcil.experiment import run_grid
+    from efcil.report import render, table
+    from efcil.runfolder import RunFolder
+
+    paths = run_grid(settings, arguments.output, jobs_per_gpu=arguments.jobs_per_gpu, quiet=arguments.quiet)
+    runs = [RunFolder(path) for path in paths]
+    result = table(runs)
+    print(render(result, "text", width=shutil.get_terminal_size((80, 24)).columns), end="")
+    failed = [run for run in runs if not run.summary_file.exists()]
+    if failed or len(runs) < len(settings):
+        count = len(failed) + len(settings) - len(runs)
+        print(
+            f"efcil: {count} of {len(settings)} runs did not finish; the reason is in their log.txt.", file=sys.stderr
+        )
+        return 1
+    return 0
+
+
+def plan(arguments: argparse.Namespace) -> list[Settings]:
+    """Return the validated runs that a command line asks for."""
+    values = read_config(arguments.config) if arguments.config is not None else {}
+    given = {name: getattr(arguments, name) for name in options(Settings) if hasattr(arguments, name)}
+    if "scenario" in given or "tasks" in given:
+        # The command line describes the scenario, so what the file says of it no longer belongs to it.
+        values = {
+            name: value for name, value in values.items() if name not in ("scenario", "tasks", "first_task_classes")
+        }
+    given["overrides"] = {**values.get("overrides", {}), **dict(given.get("overrides", ()))}
+    values = {"method": list(DEFAULT_METHODS), **values, **given}
+    if values.get("data") is not None:
+        values["data"] = _data_path(values)
+    return _validated(share_overrides(expand(values)))
+
+
+def share_overrides(grid: Sequence[Settings]) -> list[Settings]:
+    """Give each run those settings of methods that its own method has.
+
+    `--method efc finetune --set efm_weight=5` is about EFC; a setting that none of the methods has stays in place,
+    to be reported as unknown.
+    """
+    from efcil import methods
+
+    available = methods.available()
+    fields = {name: set(options(cls.Settings)) for name, cls in available.items()}
+    in_grid = {settings.method for settings in grid}
+    elsewhere = set().union(*(fields.get(method, set()) for method in in_grid))
+    shared = []
+    for settings in grid:
+        mine = fields.get(settings.method, set())
+        kept = {name: value for name, value in settings.overrides.items() if name in mine or name not in elsewhere}
+        shared.append(dataclasses.replace(settings, overrides=kept))
+    return shared
+
+
+def _validated(grid: Sequence[Settings]) -> list[Settings]:
+    checked = []
+    for settings in grid:
+        try:
+            checked.append(validate(settings))
+        except EfcilError as error:
+            if len(grid) == 1:
+                raise
+            raise type(error)(f"{error} (Nothing has been trained.)") from None
+    return checked
+
+
+def _data_path(values: dict[str, Any]) -> str:
+    datasets = values.get("dataset", Settings().dataset)
+    if isinstance(datasets, list) and len(set(datasets)) > 1:
+        raise SettingsError(
+            f"--data names one place, but there are several datasets ({', '.join(datasets)}). "
+            "Run them one after the other, each with its own --data."
+        )
+    # Absolute, so that settings.yaml works from any folder.
+    return str(Path(values["data"]).expanduser().absolute())
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise SettingsError(f"--jobs-per-gpu must be a whole number, at least 1, but it is {text!r}.")
+    return int(text)

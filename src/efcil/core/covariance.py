@@ -1,0 +1,68 @@
+"""Cheaper descriptions of class covariances: shared by a task, shrunk, or of low rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from efcil.errors import TrainingError
+
+
+def shrink(covariances: Tensor, amount: float) -> Tensor:
+    """(1 - a) S + a (tr S / n) I for covariances (C, n, n) or (n, n) and a in [0, 1]; the trace stays the same."""
+    if not 0.0 <= amount <= 1.0:
+        raise TrainingError(f"The shrinkage of a covariance must lie between 0 and 1, but it is {amount}.")
+    size = covariances.shape[-1]
+    variance = covariances.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
+    identity = torch.eye(size, dtype=covariances.dtype, device=covariances.device)
+    return (1.0 - amount) * covariances + amount * variance[..., None, None] * identity
+
+
+def task_average(covariances: Tensor, tasks: Tensor, number_of_tasks: int) -> Tensor:
+    """One covariance per task, the plain mean over its classes: (C, n, n) and the task of each class (C) -> (T, n, n).
+
+    With equally many images per class this is the covariance of the class-centred features of the task.
+    """
+    counts = torch.bincount(tasks, minlength=number_of_tasks)
+    if len(counts) > number_of_tasks or bool((counts == 0).any()):
+        raise TrainingError(
+            f"Averaging covariances over {number_of_tasks} tasks needs a class in each of tasks 0 to "
+            f"{number_of_tasks - 1}, but the numbers of classes are {counts.tolist()}."
+        )
+    sums = torch.zeros(number_of_tasks, *covariances.shape[1:], dtype=torch.float64, device=covariances.device)
+    sums.index_add_(0, tasks, covariances.double())
+    return (sums / counts[:, None, None]).to(covariances.dtype)
+
+
+def low_rank(covariances: Tensor, explained: float) -> Tensor:
+    """Factors F (C, n, r) such that F F^T keeps the leading directions of each covariance (C, n, n).
+
+    For each class the fewest eigenvectors are kept that together explain at least the share `explained`, in (0, 1], of
+    the variance; r is the largest number any class needs and the other classes are filled up with zero columns (see
+    `ranks`). `prototypes.coloured_noise` takes these factors as they are. A zero covariance gets no direction at all.
+    """
+    if not 0.0 < explained <= 1.0:
+        raise TrainingError(f"The share of variance to keep must lie in (0, 1], but it is {explained}.")
+    kept = [_leading_directions(covariance, explained) for covariance in covariances]
+    width = max((factor.shape[1] for factor in kept), default=0)
+    factors = covariances.new_zeros(covariances.shape[0], covariances.shape[-1], width)
+    for index, factor in enumerate(kept):
+        factors[index, :, : factor.shape[1]] = factor
+    return factors
+
+
+def ranks(factors: Tensor) -> Tensor:
+    """The number of directions kept per class (C), for factors (C, n, r) from `low_rank`."""
+    return (factors != 0).any(dim=1).sum(dim=1)
+
+
+def _leading_directions(covariance: Tensor, explained: float) -> Tensor:
+    """Columns sqrt(eigenvalue) * eigenvector (n, r), leading first, of one covariance (n, n)."""
+    values, vectors = torch.linalg.eigh(covariance.double())
+    # Rounding leaves tiny eigenvalues of either sign where the covariance is singular; none of them is variance.
+    negligible = values.abs().max() * len(values) * torch.finfo(covariance.dtype).eps
+    values = torch.where(values > negligible, values, torch.zeros_like(values)).flip(0)
+    before = values.cumsum(0) - values
+    needed = (values > 0) & (before < explained * values.sum())
+    rank = int(needed.sum())
+    return (vectors.flip(1)[:, :rank] * values[:rank].sqrt()).to(covariance.dtype)

@@ -1,0 +1,122 @@
+"""Prototype drift compensation: how far stored class means moved, estimated from images of the current task.
+
+The current task's images are seen by the old and by the new backbone. A class mean is moved by a weighted average of
+their drifts, where images that were close to the mean in the old feature space count most.
+Distances are worked out in float64: expanding the quadratic form into matrix products subtracts nearly equal numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from efcil.errors import TrainingError
+
+# Numbers per intermediate table (classes or features times samples) held at a time: 128 MiB of float64.
+_TABLE_ENTRIES = 1 << 24
+
+
+def drift_weights(old_features: Tensor, prototypes: Tensor, matrix: Tensor, sigma: float = 0.2) -> Tensor:
+    """Weights w_i^c (C, N) of sample i for class c, from old features (N, n), prototypes (C, n) and E (n, n).
+
+    d_i^c = (f_i - p^c)^T E (f_i - p^c), scaled to [0, 1] with one minimum and one maximum over all classes and
+    samples, and w_i^c = exp(-d / (2 sigma^2)). Where all distances are equal (up to rounding), all weights are 1.
+    """
+    _check(old_features, prototypes, sigma)
+    chunks = _distance_chunks(old_features, prototypes, matrix, _rows(prototypes, None))
+    distances = torch.cat([distance for _, distance in chunks], dim=1)
+    spread = _spread(distances.max() - distances.min(), old_features, prototypes, matrix)
+    return torch.exp(-(distances - distances.min()) / spread / (2 * sigma**2)).to(prototypes.dtype)
+
+
+def compensate(
+    prototypes: Tensor,
+    old_features: Tensor,
+    new_features: Tensor,
+    matrix: Tensor,
+    sigma: float = 0.2,
+    rows: int | None = None,
+) -> Tensor:
+    """Moved prototypes p^c + sum_i w_i^c (f_i^new - f_i^old) / sum_i w_i^c, with the weights of `drift_weights`.
+
+    prototypes (C, n), old and new features (N, n) of the same images, E (n, n); gives (C, n). The table of weights is
+    never whole in memory: `rows` samples are taken at a time (default: as many as fit a fixed amount of memory).
+    """
+    _check(old_features, prototypes, sigma)
+    rows = _rows(prototypes, rows)
+    ranges = [distance.aminmax() for _, distance in _distance_chunks(old_features, prototypes, matrix, rows)]
+    smallest = torch.stack([lowest for lowest, _ in ranges]).min()
+    largest = torch.stack([highest for _, highest in ranges]).max()
+    spread = _spread(largest - smallest, old_features, prototypes, matrix)
+    moved = torch.zeros_like(prototypes, dtype=torch.float64)
+    total = torch.zeros(len(prototypes), 1, dtype=torch.float64, device=prototypes.device)
+    for part, distance in _distance_chunks(old_features, prototypes, matrix, rows):
+        weights = torch.exp(-(distance - smallest) / spread / (2 * sigma**2))
+        moved += weights @ (new_features[part].double() - old_features[part].double())
+        total += weights.sum(dim=1, keepdim=True)
+    return (prototypes.double() + moved / total).to(prototypes.dtype)
+
+
+def euclidean_weights(old_features: Tensor, prototypes: Tensor, sigma: float = 0.2) -> Tensor:
+    """Weights of semantic drift compensation (C, N): exp(-||f_i - p^c||^2 / (2 sigma^2)), scaled per class.
+
+    The largest weight of each class is 1: a factor per class does not change a weighted mean, and without it all
+    weights of a class far from every sample would vanish in floating point.
+    """
+    _check(old_features, prototypes, sigma)
+    identity = torch.eye(prototypes.shape[1], dtype=torch.float64, device=prototypes.device)
+    chunks = _distance_chunks(old_features, prototypes, identity, _rows(prototypes, None))
+    distances = torch.cat([distance for _, distance in chunks], dim=1)
+    nearest = distances.min(dim=1, keepdim=True).values
+    return torch.exp(-(distances - nearest) / (2 * sigma**2)).to(prototypes.dtype)
+
+
+def move(prototypes: Tensor, weights: Tensor, displacements: Tensor) -> Tensor:
+    """p^c + sum_i w_i^c v_i / sum_i w_i^c, for prototypes (C, n), weights (C, N) and displacements (N, n)."""
+    weights = weights.double()
+    average = weights @ displacements.double() / weights.sum(dim=1, keepdim=True)
+    return (prototypes.double() + average).to(prototypes.dtype)
+
+
+def _distance_chunks(features: Tensor, prototypes: Tensor, matrix: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield, for each run of `rows` samples, its slice and the float64 distances (C, rows)."""
+    form = matrix.double()
+    # Distances do not depend on the origin; one near the data keeps the terms that cancel small.
+    origin = prototypes.double().mean(dim=0)
+    centres = prototypes.double() - origin
+    projected = centres @ form
+    centre_energy = (projected * centres).sum(dim=1, keepdim=True)
+    for start in range(0, len(features), rows):
+        part = slice(start, min(start + rows, len(features)))
+        samples = features[part].double() - origin
+        energy = ((samples @ form) * samples).sum(dim=1)
+        yield part, centre_energy + energy - 2.0 * projected @ samples.T
+
+
+def _spread(spread: Tensor, features: Tensor, prototypes: Tensor, matrix: Tensor) -> Tensor:
+    """The divisor of the scaling: max - min, or infinity (all weights 1) where it is nothing but rounding."""
+    origin = prototypes.double().mean(dim=0)
+    reach = torch.maximum(
+        (features.double() - origin).square().sum(dim=1).max(), (prototypes.double() - origin).square().sum(dim=1).max()
+    )
+    # Frobenius norm bounds the largest eigenvalue, so this bounds the size of each term of the expanded form.
+    rounding = 64 * torch.finfo(torch.float64).eps * reach * torch.linalg.matrix_norm(matrix.double())
+    return torch.where(spread > rounding, spread, torch.full_like(spread, torch.inf))
+
+
+def _rows(prototypes: Tensor, rows: int | None) -> int:
+    """How many samples to take at a time."""
+    return max(1, _TABLE_ENTRIES // max(prototypes.shape)) if rows is None else rows
+
+
+def _check(features: Tensor, prototypes: Tensor, sigma: float) -> None:
+    """Refuse what has no weighted mean."""
+    if len(features) == 0 or len(prototypes) == 0:
+        raise TrainingError(
+            f"Drift compensation needs samples and prototypes, but got {len(features)} samples and {len(prototypes)} "
+            "prototypes; call it from the second task on, with that task's images."
+        )
+    if not sigma > 0:
+        raise TrainingError(f"The width sigma of the drift weights must be positive, but it is {sigma}.")

@@ -1,0 +1,78 @@
+"""The empirical feature matrix: how strongly a move of a feature vector changes the predicted probabilities.
+
+For one feature f with p = softmax(W f) the matrix is sum_y p_y (W^T(e_y - p)) (W^T(e_y - p))^T, which equals
+W^T (diag(p) - p p^T) W. It is linear in diag(p) and p p^T, so the mean over a task needs only the mean of p and of
+p p^T: one m x m accumulation over the data and two products at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efcil.core.losses import weighted_mean
+from efcil.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class FeatureMatrixSum:
+    """What has been seen so far: sum of p (m), sum of p p^T (m, m), both float64, and the number of samples."""
+
+    probability: Tensor
+    outer: Tensor
+    count: int
+
+    @classmethod
+    def empty(cls, classes: int, device: torch.device | str = "cpu") -> FeatureMatrixSum:
+        """The sum over no sample, for `classes` seen classes."""
+        zeros = torch.zeros(classes, classes, dtype=torch.float64, device=device)
+        return cls(zeros[0].clone(), zeros, 0)
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """The feature matrix (n, n) of all samples accumulated, for the head `weight` (m, n)."""
+        if self.count == 0:
+            raise TrainingError(
+                "The feature matrix is a mean over images, but no image was seen; give it a task's data."
+            )
+        return feature_matrix(weight, self.probability / self.count, self.outer / self.count)
+
+
+def accumulate(total: FeatureMatrixSum, logits: Tensor) -> FeatureMatrixSum:
+    """Add the samples of one chunk, given their `logits` (B, m) over all seen classes; returns a new sum."""
+    probabilities = torch.softmax(logits.double(), dim=1)
+    return FeatureMatrixSum(
+        total.probability + probabilities.sum(dim=0),
+        total.outer + probabilities.T @ probabilities,
+        total.count + logits.shape[0],
+    )
+
+
+def feature_matrix(weight: Tensor, mean_probability: Tensor, mean_outer: Tensor) -> Tensor:
+    """E = W^T (diag(mean p) - mean p p^T) W, for W (m, n), mean p (m), mean p p^T (m, m); gives (n, n).
+
+    Worked out in float64, because the two parts of the middle matrix nearly cancel for confident predictions, and
+    returned symmetric in the type of `weight`. E is positive semi-definite with rank at most m - 1.
+    """
+    head = weight.double()
+    middle = torch.diag(mean_probability.double()) - mean_outer.double()
+    matrix = head.T @ middle @ head
+    return ((matrix + matrix.T) / 2).to(weight.dtype)
+
+
+def local_feature_matrix(weight: Tensor, feature: Tensor) -> Tensor:
+    """The feature matrix (n, n) of a single `feature` (n): W^T (diag(p) - p p^T) W with p = softmax(W f)."""
+    probability = torch.softmax(weight.double() @ feature.double(), dim=0)
+    return feature_matrix(weight, probability, torch.outer(probability, probability))
+
+
+def quadratic_drift(
+    delta: Tensor, matrix: Tensor, strength: float, damping: float, weights: Tensor | None = None
+) -> Tensor:
+    """Mean over the batch of d^T (strength * E + damping * I) d, for drifts `delta` (B, n) and E (n, n); a scalar.
+
+    `weights` (B), if given, leave out rows that only fill up the batch.
+    """
+    elastic = ((delta @ matrix) * delta).sum(dim=1)
+    return weighted_mean(strength * elastic + damping * delta.square().sum(dim=1), weights)

@@ -1,0 +1,94 @@
+"""Loss terms as pure functions. Logits of half precision are promoted to float32; other types are kept.
+
+Every batch term takes optional weights per row, so that a step can keep a fixed shape: rows that only fill up the
+batch get weight 0. Such rows must hold finite numbers, because zero times infinity is not zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean of `values` (B): sum_i w_i v_i / sum_i w_i. Where the weights sum to 0, it is 0 and has zero gradient."""
+    if weights is None:
+        return values.mean()
+    weights = weights.to(values.dtype)
+    total = weights.sum()
+    # A tensor condition instead of a Python one: no copy to the host, so a captured step can contain it.
+    return (weights * values).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Softmax cross-entropy of `logits` (B, m) and `targets` (B), averaged with `weights` (B) or plainly."""
+    return weighted_mean(functional.cross_entropy(_promoted(logits), targets, reduction="none"), weights)
+
+
+def asymmetric_replay(
+    new_logits: Tensor,
+    targets: Tensor,
+    replay_logits: Tensor,
+    replay_targets: Tensor,
+    replay_weights: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Both terms of PR-ACE, the asymmetric cross-entropy with prototype rehearsal.
+
+    First term: images of the current task on the current head only; `new_logits` (B, q), `targets` (B) counted from
+    the first new class, in 0..q-1. Second term: prototypes and a few current images together, on all seen classes;
+    `replay_logits` (R, m), `replay_targets` (R) in 0..m-1, one common mean over the rows with weight.
+    """
+    return (
+        cross_entropy(new_logits, targets, weights),
+        cross_entropy(replay_logits, replay_targets, replay_weights),
+    )
+
+
+def symmetric_replay(
+    logits: Tensor,
+    targets: Tensor,
+    prototype_logits: Tensor,
+    prototype_targets: Tensor,
+    strength: float = 10.0,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The symmetric alternative: CE(x), and strength * CE(prototypes), both over all m seen classes.
+
+    `logits` (B, m) are those of the current images, `prototype_logits` (R, m) those of the sampled prototypes. The
+    second value already contains `strength`, so the loss is the sum of the two.
+    """
+    return (
+        cross_entropy(logits, targets, weights),
+        strength * cross_entropy(prototype_logits, prototype_targets),
+    )
+
+
+def distillation(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float = 2.0,
+    smoothing: float = 1e-5,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Knowledge distillation in cross-entropy form: - mean_x sum_c q_c log p_c over the s old classes.
+
+    `q` and `p` are the softmax of teacher and student logits (B, s) divided by the temperature, one softmax over all
+    old classes. The student's probabilities get `smoothing / s` each and are renormalised, which bounds the loss of a
+    student that is sure of the wrong class. There is no factor temperature^2. The teacher receives no gradient.
+    """
+    student = torch.softmax(_promoted(student_logits) / temperature, dim=1)
+    teacher = torch.softmax(_promoted(teacher_logits.detach()) / temperature, dim=1)
+    student = (student + smoothing / student.shape[1]) / (1.0 + smoothing)
+    return weighted_mean(-(teacher * student.log()).sum(dim=1), weights)
+
+
+def feature_distillation(features: Tensor, old_features: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean over the batch of the squared distance ||f_t(x) - f_{t-1}(x)||^2 of features (B, n); no strength inside."""
+    return weighted_mean((features - old_features).square().sum(dim=1), weights)
+
+
+def _promoted(logits: Tensor) -> Tensor:
+    """Logits with at least the precision of float32: a sum of exponentials needs more than eight bits."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

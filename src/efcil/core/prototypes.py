@@ -1,0 +1,206 @@
+"""Class statistics, Gaussian prototypes drawn from them, and the make-up of the rehearsal batch.
+
+All random draws come from the generator given, on its device, and then move to the device asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efcil.errors import TrainingError
+
+# Covariances factorised at a time: bounds the float64 copies to 128 MiB for 512 features.
+_FACTORISED_TOGETHER = 64
+_JITTER_ATTEMPTS = 12
+
+
+def class_statistics(features: Tensor, labels: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Mean (C, n) and unbiased covariance (C, n, n) of the features (N, n) of each class in `classes`.
+
+    Rows follow the order of `classes`; `labels` (N) may hold other classes too. Sums are made in float64 and the
+    results have the type of `features`. A class with a single sample gets a zero covariance; one with none is an error.
+    """
+    size = features.shape[1]
+    means = features.new_empty(len(classes), size)
+    covariances = features.new_empty(len(classes), size, size)
+    for row, label in enumerate(classes):
+        members = features[labels == label].double()
+        count = len(members)
+        if count == 0:
+            raise TrainingError(f"Class {label} has no feature to take statistics of; give every class some images.")
+        mean = members.mean(dim=0)
+        centred = members - mean
+        means[row] = mean
+        covariances[row] = centred.T @ centred / max(count - 1, 1)
+    return means, covariances
+
+
+def cholesky_factors(covariances: Tensor, jitter: float = 1e-5) -> Tensor:
+    """Lower-triangular L (C, n, n) with L L^T = S + jitter * I for covariances S (C, n, n).
+
+    Factorised in float64, returned in the type of `covariances`. Where rounding makes a matrix indefinite beyond the
+    jitter, that matrix alone is tried again with ten times the jitter, until it succeeds.
+    """
+    factors = torch.empty_like(covariances)
+    for start in range(0, len(covariances), _FACTORISED_TOGETHER):
+        part = slice(start, start + _FACTORISED_TOGETHER)
+        factors[part] = _factorise(covariances[part].double(), jitter, start).to(covariances.dtype)
+    return factors
+
+
+def _factorise(covariances: Tensor, jitter: float, first: int) -> Tensor:
+    """Cholesky factors of float64 matrices (C, n, n); `first` is the number of the first one, for the error."""
+    if not bool(torch.isfinite(covariances).all()):
+        raise TrainingError(
+            "A class covariance holds values that are not finite, so no prototype can be drawn from it; training has "
+            "probably diverged: lower the learning rate."
+        )
+    identity = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
+    factors = torch.empty_like(covariances)
+    pending = torch.arange(len(covariances), device=covariances.device)
+    for attempt in range(_JITTER_ATTEMPTS):
+        attempted, failure = torch.linalg.cholesky_ex(covariances[pending] + jitter * 10.0**attempt * identity)
+        done = failure == 0
+        factors[pending[done]] = attempted[done]
+        pending = pending[~done]
+        if len(pending) == 0:
+            return factors
+    raise TrainingError(
+        f"The covariances of classes {[first + index for index in pending.tolist()]} are not positive semi-definite, "
+        f"even with {jitter * 10.0 ** (_JITTER_ATTEMPTS - 1):g} added to each variance; compute them from features."
+    )
+
+
+def balanced_labels(
+    number_of_classes: int, count: int, generator: torch.Generator, device: torch.device | str | None = None
+) -> Tensor:
+    """`count` labels in 0..number_of_classes-1 whose counts per class differ by at most one.
+
+    One random permutation of the classes, repeated until there are enough; with more classes than labels, the first
+    `count` of the permutation.
+    """
+    return _repeated_orders(number_of_classes, count, 1, generator)[0].to(device or generator.device)
+
+
+def draw_prototype_labels(
+    old_classes: int,
+    batch_size: int,
+    steps: int,
+    generator: torch.Generator,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Labels of the prototypes of many steps (steps, B): each row balanced as in `balanced_labels`, then shuffled.
+
+    The first n entries of a row are therefore a random draw from a balanced batch.
+    """
+    labels = _repeated_orders(old_classes, batch_size, steps, generator)
+    shuffled = labels.gather(1, _random_orders(steps, batch_size, generator))
+    return shuffled.to(device or generator.device)
+
+
+def sample_gaussian(
+    means: Tensor, factors: Tensor, labels: Tensor, noise: Tensor, largest_count: int | None = None
+) -> Tensor:
+    """One feature per label: p^c + L^c e for means (C, n), factors (C, n, r), labels (K), standard noise (K, r).
+
+    Gives (K, n). The arguments are those of `coloured_noise`, which does the work.
+    """
+    return means[labels] + coloured_noise(factors, labels, noise, largest_count)
+
+
+def coloured_noise(factors: Tensor, labels: Tensor, noise: Tensor, largest_count: int | None = None) -> Tensor:
+    """Noise of the covariance of its label: L^c e for factors (C, n, r), labels (K) and standard noise (K, r).
+
+    Rows that share a label are multiplied together, so no factor is copied per row. With `largest_count`, a bound on
+    how often one label occurs (ceil(K / C) for balanced labels), it is a single batched product of a fixed shape
+    that never waits for the device; without, one product per label that occurs.
+    """
+    order = torch.argsort(labels, stable=True)
+    grouped = labels[order]
+    result = noise.new_empty(len(labels), factors.shape[1])
+    if largest_count is None:
+        counts = torch.bincount(labels, minlength=len(factors)).tolist()
+        products = [rows @ factors[label].T for label, rows in enumerate(noise[order].split(counts)) if len(rows)]
+        return result.index_copy(0, order, torch.cat(products)) if products else result
+    first = torch.searchsorted(grouped, torch.arange(len(factors), device=labels.device, dtype=labels.dtype))
+    place = torch.arange(len(labels), device=labels.device) - first[grouped]
+    padded = noise.new_zeros(len(factors), largest_count, noise.shape[1])
+    padded[grouped, place] = noise[order]
+    products_by_label = padded @ factors.transpose(1, 2)
+    return result.index_copy(0, order, products_by_label[grouped, place])
+
+
+@dataclass(frozen=True)
+class Composition:
+    """How the rehearsal batch of each step divides: current images and prototypes, both (steps,) int64."""
+
+    new_count: Tensor
+    old_count: Tensor
+
+
+def total_count(old_classes: int, new_classes: int, batch_size: int) -> int:
+    """Size of the rehearsal batch of PR-ACE: the batch size, but at most twice the number of seen classes."""
+    return min(2 * (old_classes + new_classes), batch_size)
+
+
+def largest_new_count(old_classes: int, new_classes: int, batch_size: int) -> int:
+    """The most current images a rehearsal batch can hold, whatever is drawn; a fixed width to pad to."""
+    return _largest_count(new_classes, old_classes + new_classes, batch_size)
+
+
+def largest_old_count(old_classes: int, new_classes: int, batch_size: int) -> int:
+    """The most prototypes a rehearsal batch can hold, whatever is drawn; a fixed width to pad to."""
+    return _largest_count(old_classes, old_classes + new_classes, batch_size)
+
+
+def draw_composition(
+    old_classes: int,
+    new_classes: int,
+    batch_size: int,
+    steps: int,
+    generator: torch.Generator,
+    device: torch.device | str | None = None,
+) -> Composition:
+    """Draw for many steps how many places of the rehearsal batch go to new classes and how many to old ones.
+
+    With C seen classes and batch size B, a step draws places for classes: B distinct classes where C >= B; otherwise
+    all C classes in random order and then the first min(B - C, C) of that order once more. The places that fall on
+    new classes are filled with current images, the others with prototypes. (That the first step of a task has no
+    earlier images, and a short batch fewer, is the caller's affair.)
+    """
+    seen = old_classes + new_classes
+    orders = _random_orders(steps, seen, generator)
+    once, again = min(seen, batch_size), _drawn_again(seen, batch_size)
+    is_new = orders >= old_classes
+    new_count = is_new[:, :once].sum(dim=1) + is_new[:, :again].sum(dim=1)
+    old_count = total_count(old_classes, new_classes, batch_size) - new_count
+    return Composition(new_count.to(device or generator.device), old_count.to(device or generator.device))
+
+
+def _drawn_again(seen: int, batch_size: int) -> int:
+    """How many classes get a second place."""
+    return max(0, min(batch_size - seen, seen))
+
+
+def _largest_count(group: int, seen: int, batch_size: int) -> int:
+    """The most places that can fall on a group of classes: all of its own, and as many second places as there are."""
+    return min(group, batch_size) + min(group, _drawn_again(seen, batch_size))
+
+
+def _repeated_orders(classes: int, count: int, steps: int, generator: torch.Generator) -> Tensor:
+    """Per step a random permutation of the classes, repeated or cut to `count` entries: (steps, count)."""
+    if classes < 1:
+        raise TrainingError("Prototype labels need at least one old class; draw them from the second task on.")
+    places = torch.arange(count, device=generator.device) % classes
+    return _random_orders(steps, classes, generator)[:, places]
+
+
+def _random_orders(steps: int, size: int, generator: torch.Generator) -> Tensor:
+    """Independent uniform permutations of 0..size-1, one per row: (steps, size)."""
+    # Float64, because equal random numbers, which would bias the order, are then practically impossible.
+    noise = torch.rand(steps, size, generator=generator, device=generator.device, dtype=torch.float64)
+    return noise.argsort(dim=1)

@@ -1,0 +1,170 @@
+"""Batched augmentations: the same tensor code on CPU and GPU.
+
+An augmentation works in two moves. `draw` makes the random numbers of a whole epoch (small tensors); `apply` turns a
+slice of images with its slice of numbers into normalised network input. What an image looks like in an epoch therefore
+does not depend on how the epoch is cut into pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efcil.errors import unknown
+
+Draws = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Per-channel mean and standard deviation of pixel values scaled to [0, 1]."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __call__(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Map pixel values 0..255 (batch, 3, h, w) to channels-last network input of type `dtype`."""
+        scale = torch.tensor([1.0 / (255.0 * s) for s in self.std], device=pixels.device)[None, :, None, None]
+        shift = torch.tensor(
+            [-m / s for m, s in zip(self.mean, self.std, strict=True)], device=pixels.device
+        )[None, :, None, None]
+        return (pixels.float() * scale + shift).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+class Augmentation:
+    """Leaves images as they are; the base of the others."""
+
+    description = "no augmentation"
+
+    def draw(self, count: int, size: int, generator: torch.Generator) -> Draws:
+        """Return the random numbers for `count` square images of `size` pixels, one row per image."""
+        return {}
+
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+        """Return pixel values (float, 0..255) of uint8 images (batch, 3, size, size) under their draws."""
+        return images.float()
+
+
+class ShiftedCrop(Augmentation):
+    """Zero padding, a crop of the original size at a random place, and perhaps a horizontal flip."""
+
+    def __init__(self, padding: int, flip: bool) -> None:
+        self.padding = padding
+        self.flip = flip
+        self.description = f"zero-pad {padding}, random crop" + (", flip" if flip else "")
+
+    def draw(self, count: int, size: int, generator: torch.Generator) -> Draws:
+        """Draw integer corners in [0, 2 * padding] and flips."""
+        device = generator.device
+        draws = {
+            "corner": torch.randint(0, 2 * self.padding + 1, (count, 2), generator=generator, device=device),
+        }
+        if self.flip:
+            draws["flip"] = torch.rand(count, generator=generator, device=device) < 0.5
+        return draws
+
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+        """Gather the cropped pixels in one indexing operation."""
+        size = images.shape[-1]
+        padded = torch.nn.functional.pad(images, [self.padding] * 4)
+        steps = torch.arange(size, device=images.device)
+        rows = draws["corner"][:, :1] + steps
+        columns = draws["corner"][:, 1:] + steps
+        if self.flip:
+            columns = torch.where(draws["flip"][:, None], columns.flip(1), columns)
+        batch = torch.arange(len(images), device=images.device)[:, None, None]
+        # (batch, rows, columns, 3): a channels-last gather, turned back to channels-first as a view.
+        return padded.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).float()
+
+
+class ResizedCrop(Augmentation):
+    """Zero padding, then a crop of random area and shape resized to the original size, and a horizontal flip.
+
+    Areas are uniform in `area` (as a share of the padded image), aspect ratios log-uniform in [3/4, 4/3]; of ten
+    candidates the first that fits is taken, else the whole image. Resizing is the antialiased triangle filter of
+    Pillow, horizontally then vertically, each rounded to whole pixel values, written as two small matrix products per
+    image; pixels of the padding are zero and are simply left out of the products.
+    """
+
+    attempts = 10
+
+    def __init__(self, padding: int = 0, area: tuple[float, float] = (0.08, 1.0), flip: bool = True) -> None:
+        self.padding = padding
+        self.area = area
+        self.flip = flip
+        pad = f"zero-pad {padding}, " if padding else ""
+        self.description = f"{pad}random resized crop ({area[0]:g} to {area[1]:g} of the area), flip"
+
+    def draw(self, count: int, size: int, generator: torch.Generator) -> Draws:
+        """Draw integer boxes (top, left, height, width) inside the padded image, and flips."""
+        device, whole = generator.device, size + 2 * self.padding
+        uniform = torch.rand(count, self.attempts, 2, generator=generator, device=device, dtype=torch.float64)
+        place = torch.rand(count, 2, generator=generator, device=device, dtype=torch.float64)
+        area = (self.area[0] + (self.area[1] - self.area[0]) * uniform[..., 0]) * whole * whole
+        low, high = math.log(3 / 4), math.log(4 / 3)
+        ratio = torch.exp(low + (high - low) * uniform[..., 1])
+        width, height = torch.sqrt(area * ratio).round(), torch.sqrt(area / ratio).round()
+        fits = (width > 0) & (width <= whole) & (height > 0) & (height <= whole)
+        first = fits.int().argmax(dim=1, keepdim=True)
+        found = fits.any(dim=1)
+        width = torch.where(found, width.gather(1, first)[:, 0], float(whole))
+        height = torch.where(found, height.gather(1, first)[:, 0], float(whole))
+        # floor(u * (n + 1)) is a uniform integer in 0..n for u in [0, 1)
+        top = torch.floor(place[:, 0] * (whole - height + 1))
+        left = torch.floor(place[:, 1] * (whole - width + 1))
+        draws = {"box": torch.stack([top, left, height, width], dim=1).float()}
+        if self.flip:
+            draws["flip"] = torch.rand(count, generator=generator, device=device) < 0.5
+        return draws
+
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+        """Resize every box to the full size with two batched matrix products."""
+        size = images.shape[-1]
+        box = draws["box"]
+        horizontal = triangle_filter(box[:, 1], box[:, 3], size, size, self.padding)
+        vertical = triangle_filter(box[:, 0], box[:, 2], size, size, self.padding)
+        if self.flip:
+            horizontal = torch.where(draws["flip"][:, None, None], horizontal.flip(1), horizontal)
+        pixels = images.float().flatten(1, 2) @ horizontal.transpose(1, 2)
+        pixels = pixels.add_(0.5).floor_().view(len(images), 3, size, size)
+        return (vertical[:, None] @ pixels).add_(0.5).floor_().clamp_(0, 255)
+
+
+def triangle_filter(start: Tensor, length: Tensor, outputs: int, inputs: int, padding: int) -> Tensor:
+    """Return matrices (batch, outputs, inputs) that resize the interval [start, start + length) to `outputs` pixels.
+
+    Positions count in the padded image; the columns returned are those of the `inputs` real pixels. Weights are those
+    of a triangle as wide as one source pixel when enlarging and as one target pixel when shrinking, cut off at the
+    ends of the interval and normalised to sum to one over it, padding included.
+    """
+    position = torch.arange(inputs + 2 * padding, device=start.device, dtype=torch.float32)
+    target = torch.arange(outputs, device=start.device, dtype=torch.float32)
+    scale = (length / outputs)[:, None, None]
+    support = scale.clamp(min=1.0)
+    centre = start[:, None, None] + (target[None, :, None] + 0.5) * scale
+    weight = (1 - (position[None, None, :] + 0.5 - centre).abs() / support).clamp_(min=0)
+    inside = (position >= start[:, None]) & (position < (start + length)[:, None])
+    weight = weight * inside[:, None, :]
+    weight = weight / weight.sum(dim=2, keepdim=True)
+    return weight[:, :, padding : padding + inputs]
+
+
+AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
+    "none": Augmentation,
+    "shift": lambda: ShiftedCrop(padding=1, flip=False),
+    "crop-flip": lambda: ShiftedCrop(padding=4, flip=True),
+    "crop-flip-8": lambda: ShiftedCrop(padding=8, flip=True),
+    "padded-resized-crop": lambda: ResizedCrop(padding=4),
+    "resized-crop": lambda: ResizedCrop(padding=0),
+}
+
+
+def make_augmentation(name: str) -> Augmentation:
+    """Return the augmentation called `name`."""
+    if name not in AUGMENTATIONS:
+        raise unknown("augmentation", name, AUGMENTATIONS)
+    return AUGMENTATIONS[name]()

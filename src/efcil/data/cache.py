@@ -1,0 +1,340 @@
+"""Decode once: decoded images kept as memory-mapped arrays beside the data, or in a cache folder.
+
+An entry is a folder:
+
+    <source>-<key>/
+      manifest.json               format, source, settings, checksum of the inputs, class names, and of every array file
+                                  its shape, size in bytes, SHA-256 and SHA-256 of sampled blocks
+      train/images.npy, labels.npy
+      test/images.npy, labels.npy
+
+Where entries live: in the folder asked for (`cache`, else $EFCIL_CACHE) and nowhere else; when none is asked for, in
+`.efcil-cache` beside the data if that may be written, else in ~/.cache/efcil.
+
+What is checked before an entry is used: the checksum of the inputs (changed inputs are decoded again and replace the
+entry), the size of every file, and the SHA-256 of every file up to 256 MiB. Of larger files the first, the last and 62
+evenly spaced blocks of 64 KiB are checked; damage between them is found only by `verify`.
+
+Entries appear by one rename of a complete, flushed folder. Processes that want the same entry wait for each other where
+the file system has locks, and do the work twice, harmlessly, where it has not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from efcil.data.checksum import digest, relative_name, sampled_digest
+from efcil.data.images import ImageSet
+from efcil.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: entries are still installed by rename, only the waiting is lost
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = 1
+SPLITS = ("train", "test")
+FULL_CHECK_BYTES = 256 * 2**20
+BESIDE = ".efcil-cache"
+
+Allocate = Callable[[str, int, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What identifies decoded images: source, data, the checksum of what was read, and the settings that shape it."""
+
+    source: str
+    data: Path
+    inputs: str
+    settings: Mapping[str, Any]
+    beside: Path | None  # the folder of the data, or None when nothing may be left there
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build returns once the arrays it allocated are filled: the labels of both splits and the class names."""
+
+    labels: Mapping[str, np.ndarray]
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Both splits, decoded, and the class names."""
+
+    train: ImageSet
+    test: ImageSet
+    class_names: tuple[str, ...]
+
+
+class _CannotWrite(Exception):
+    """The cache folder at hand cannot be written; another one, or memory, may do."""
+
+
+class _Damaged(Exception):
+    """An entry exists for this request but is not what was written."""
+
+
+def load_or_build(request: Request, cache: Path | None, build: Callable[[Allocate], Built]) -> Decoded:
+    """Return the images of `request` from the cache, or build them and leave them there.
+
+    `build` is given `allocate(split, count, image_size)`, must fill the uint8 arrays it gets from it, one for "train"
+    and one for "test", and may be called again if a cache folder proves unwritable on the way.
+    """
+    roots = cache_folders(request, cache)
+    for root in roots:
+        if (found := _read_or_warn(root / _entry_name(request, root), request)) is not None:
+            return found
+    reasons = []
+    for root in roots:
+        try:
+            return _build_in(root, request, build)
+        except _CannotWrite as error:
+            reasons.append(f"{root}: {error}")
+    warnings.warn(
+        f"The decoded images of {request.data} are kept in memory only and will be decoded again next time, because no "
+        f"cache folder can be written ({'; '.join(reasons)}). Set EFCIL_CACHE to a folder that can.",
+        stacklevel=2,
+    )
+    arrays: dict[str, np.ndarray] = {}
+
+    def allocate(split: str, count: int, size: int) -> np.ndarray:
+        arrays[split] = np.empty((count, size, size, 3), np.uint8)
+        return arrays[split]
+
+    built = build(allocate)
+    for array in arrays.values():
+        array.flags.writeable = False
+    train, test = (ImageSet(arrays[split], built.labels[split]) for split in SPLITS)
+    return Decoded(train, test, built.class_names)
+
+
+def cache_folders(request: Request, cache: Path | None) -> list[Path]:
+    """Return the folders that may hold the entry, in the order in which they are tried."""
+    asked = cache or (Path(os.environ["EFCIL_CACHE"]) if os.environ.get("EFCIL_CACHE") else None)
+    if asked is not None:
+        return [asked.expanduser()]
+    folders = [request.beside / BESIDE] if request.beside is not None else []
+    with contextlib.suppress(RuntimeError):  # a user without a home folder
+        folders.append(Path.home() / ".cache" / "efcil")
+    return folders
+
+
+def verify(entry: Path) -> None:
+    """Check every byte of a cache entry against its manifest; a DataError names the file that differs."""
+    try:
+        _check_files(entry, _manifest(entry), full=True)
+    except _Damaged as error:
+        raise DataError(f"{error} Delete {entry}; it is made anew when it is next needed.") from error
+
+
+def _entry_name(request: Request, root: Path) -> str:
+    # Beside the data the key must survive moving the whole folder; in a shared cache it must tell folders apart.
+    moves_along = request.beside is not None and root == request.beside / BESIDE
+    where = relative_name(request.data, root.parent) if moves_along else str(request.data.resolve())
+    key = json.dumps([FORMAT, where, dict(request.settings)], sort_keys=True)
+    return f"{request.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def _read_or_warn(entry: Path, request: Request) -> Decoded | None:
+    try:
+        return _read(entry, request)
+    except _Damaged as error:
+        warnings.warn(f"{error} The images are decoded again.", stacklevel=3)
+        return None
+
+
+def _read(entry: Path, request: Request) -> Decoded | None:
+    """Return the entry's images, or None when there is no entry or its inputs have changed since."""
+    if not entry.is_dir():
+        return None
+    manifest = _manifest(entry)
+    wanted = {"format": FORMAT, "source": request.source, "inputs": request.inputs, "settings": dict(request.settings)}
+    if any(manifest.get(name) != value for name, value in wanted.items()):
+        return None
+    _check_files(entry, manifest, full=False)
+    return _open_arrays(entry, manifest)
+
+
+def _open_arrays(entry: Path, manifest: Mapping[str, Any]) -> Decoded:
+    splits = []
+    for split in SPLITS:
+        try:
+            images = np.load(entry / split / "images.npy", mmap_mode="r", allow_pickle=False)
+            labels = np.load(entry / split / "labels.npy", allow_pickle=False)
+            splits.append(ImageSet(images, labels))
+        except (OSError, ValueError, DataError) as error:
+            raise _Damaged(f"The cached images in {entry / split} are damaged ({error}).") from error
+    class_names = manifest.get("class_names")
+    if not isinstance(class_names, list):
+        raise _Damaged(f"The cache manifest in {entry} names no classes.")
+    return Decoded(splits[0], splits[1], tuple(class_names))
+
+
+def _manifest(entry: Path) -> dict[str, Any]:
+    file = entry / "manifest.json"
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _Damaged(f"The cache manifest {file} cannot be read ({error}).") from error
+    if not isinstance(manifest, dict):
+        raise _Damaged(f"The cache manifest {file} is not a JSON object.")
+    return manifest
+
+
+def _check_files(entry: Path, manifest: Mapping[str, Any], *, full: bool) -> None:
+    for name in (f"{split}/{part}.npy" for split in SPLITS for part in ("images", "labels")):
+        file = entry / name
+        try:
+            expected = manifest["files"][name]
+            size = file.stat().st_size
+            if size != expected["bytes"]:
+                raise _Damaged(f"The cached array {file} holds {size} bytes instead of {expected['bytes']}.")
+            if full or size <= FULL_CHECK_BYTES:
+                intact = digest(file) == expected["sha256"]
+            else:
+                intact = sampled_digest(file) == expected["sampled"]
+        except (OSError, KeyError, TypeError) as error:
+            raise _Damaged(f"The cached array {file} cannot be checked ({error!r}).") from error
+        if not intact:
+            raise _Damaged(f"The cached array {file} is not what was written: its checksum differs.")
+
+
+def _build_in(root: Path, request: Request, build: Callable[[Allocate], Built]) -> Decoded:
+    entry = root / _entry_name(request, root)
+    with _locked(root, entry.name) as alone:
+        if (found := _read_or_warn(entry, request)) is not None:  # made by another process while this one waited
+            return found
+        if alone:  # whatever is half built was left by a process that was killed
+            for leftover in root.glob(f".{entry.name}.*.building*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        with _writing():
+            staging = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".building", dir=root))
+            os.chmod(staging, 0o755)  # mkdtemp makes it private, but a cache beside shared data is for all its readers
+        try:
+            return _build_entry(staging, entry, request, build)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _build_entry(staging: Path, entry: Path, request: Request, build: Callable[[Allocate], Built]) -> Decoded:
+    arrays: dict[str, np.memmap] = {}
+
+    def allocate(split: str, count: int, size: int) -> np.ndarray:
+        with _writing():
+            (staging / split).mkdir()
+            arrays[split] = _create_array(staging / split / "images.npy", (count, size, size, 3))
+        return arrays[split]
+
+    built = build(allocate)
+    with _writing():
+        for split in SPLITS:
+            arrays[split].flush()
+            with open(staging / split / "labels.npy", "wb") as stream:
+                np.save(stream, built.labels[split], allow_pickle=False)
+        files = {file.relative_to(staging).as_posix(): _describe(file) for file in sorted(staging.glob("*/*.npy"))}
+        manifest = {
+            "format": FORMAT,
+            "source": request.source,
+            "inputs": request.inputs,
+            "settings": dict(request.settings),
+            "class_names": list(built.class_names),
+            "files": files,
+        }
+        (staging / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        for path in [*staging.rglob("*"), staging]:
+            _flush_to_disk(path)
+        # Opened before the rename: the maps stay valid even if another process replaces the entry a moment later.
+        decoded = _open_arrays(staging, manifest)
+        _install(staging, entry)
+    return decoded
+
+
+def _create_array(file: Path, shape: tuple[int, ...]) -> np.memmap:
+    # np.lib.format.open_memmap would make a file with holes, and a disk that fills up while holes are written through a
+    # map kills the process. Reserving the space first turns that into an error that can be handled.
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    with open(file, "w+b") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        offset, size = stream.tell(), int(np.prod(shape, dtype=np.int64))
+        if hasattr(os, "posix_fallocate") and size:
+            stream.flush()
+            os.posix_fallocate(stream.fileno(), offset, size)
+    return np.memmap(file, np.uint8, "r+", offset, shape)
+
+
+def _describe(file: Path) -> dict[str, Any]:
+    shape = np.load(file, mmap_mode="r", allow_pickle=False).shape
+    size = file.stat().st_size
+    return {"shape": list(shape), "bytes": size, "sha256": digest(file), "sampled": sampled_digest(file)}
+
+
+def _install(staging: Path, entry: Path) -> None:
+    """Move the finished folder to its place, moving a stale or damaged entry out of the way first."""
+    for _ in range(10):
+        try:
+            os.rename(staging, entry)
+        except OSError:
+            if not entry.exists():
+                raise
+            aside = staging.with_name(f"{staging.name}.old")
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                os.rename(entry, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            _flush_to_disk(entry.parent)
+            return
+    raise OSError(f"{entry} keeps being replaced by other processes")
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Turn errors of the file system into _CannotWrite, so that they are told apart from errors in the data."""
+    try:
+        yield
+    except OSError as error:
+        raise _CannotWrite(error.strerror or str(error)) from error
+
+
+@contextlib.contextmanager
+def _locked(root: Path, name: str) -> Iterator[bool]:
+    """Hold the lock of an entry, waiting for other processes; yields False where the file system has no locks."""
+    with _writing():
+        _refuse_read_only(root)
+        root.mkdir(parents=True, exist_ok=True)
+        stream = open(root / f".{name}.lock", "wb")  # noqa: SIM115 - closed below, where it also ends the lock
+    with stream:
+        alone = False
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                alone = True
+        yield alone
+
+
+def _refuse_read_only(root: Path) -> None:
+    # A folder without any write permission was made read-only on purpose; the superuser could write there all the same.
+    folder = next((path for path in (root, *root.absolute().parents) if path.exists()), root)
+    if not folder.stat().st_mode & 0o222 or not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(13, "the folder is read-only")

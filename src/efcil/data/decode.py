@@ -1,0 +1,145 @@
+"""Compressed images to uint8 RGB arrays, in parallel, with errors that name the image.
+
+How an image becomes RGB: greyscale is repeated over the channels, palettes are looked up, CMYK and the other colour
+spaces are converted, 16-bit values are scaled to 8 bits, and transparent pixels are composited onto white, because the
+colour hidden under full transparency is arbitrary and white is what such pictures are usually shown on. Of an animation
+the first frame is used. Floating-point images are refused: their range is not known.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from efcil.errors import DataError
+
+# Only these decoders are tried. Pillow knows many more, some of which start other programs; and asking all of them
+# about every image costs more time than decoding a small one.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+# Images handed to a thread at once: enough that handing out costs nothing, few enough that all threads end together.
+_IMAGES_PER_PIECE = 128
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One compressed image: its bytes or its file, and the words that name it in an error message."""
+
+    content: bytes | Path
+    where: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How an image meets its size: exactly that size already, or resized and centre-cropped to it."""
+
+    size: int
+    resize: bool = False
+    orient: bool = False  # turn the image as its EXIF orientation says
+
+
+def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
+    """Decode one image to a uint8 array of size x size x 3; a DataError names the image when that is impossible."""
+    try:
+        with _open(encoded.content) as opened:
+            opened.load()
+            image: Image.Image = opened
+            if fit.orient:
+                image = ImageOps.exif_transpose(image)
+            image = _to_rgb(image)
+            if fit.resize:
+                image = _resize_and_crop(image, fit.size)
+            pixels = np.asarray(image)
+    except DataError as error:
+        raise DataError(f"{encoded.where} {error}") from None
+    except Image.DecompressionBombError as error:
+        raise DataError(
+            f"{encoded.where} is refused: {error} If the image is what it should be, make it smaller first."
+        ) from error
+    except Exception as error:  # a broken file makes Pillow's decoders raise almost anything, even SyntaxError
+        raise DataError(
+            f"{encoded.where} cannot be decoded as an image ({_reason(error)}). "
+            "Replace it with an intact copy, or remove it."
+        ) from error
+    if pixels.shape != (fit.size, fit.size, 3):
+        raise DataError(
+            f"{encoded.where} is {pixels.shape[1]} x {pixels.shape[0]} pixels where {fit.size} x {fit.size} is "
+            "expected. Replace it with the original image."
+        )
+    return pixels
+
+
+def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, workers: int | None = None) -> None:
+    """Decode `encoded[i]` into `target[i]` for all i, on `workers` threads (default: one per processor core)."""
+    if len(target) != len(encoded):
+        raise ValueError(f"{len(encoded)} images for {len(target)} places")
+
+    def decode_piece(start: int) -> None:
+        for index in range(start, min(start + _IMAGES_PER_PIECE, len(encoded))):
+            target[index] = decode_image(encoded[index], fit)
+
+    # Pillow releases the interpreter's lock while it decompresses and resizes: threads are enough, and share `target`.
+    with ThreadPoolExecutor(max(1, workers or os.cpu_count() or 1)) as pool:
+        pieces = [pool.submit(decode_piece, start) for start in range(0, len(encoded), _IMAGES_PER_PIECE)]
+        try:
+            for piece in pieces:  # in order, so that of several broken images always the first is reported
+                piece.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def short_side(encoded: Encoded) -> int:
+    """Return the shorter side of an image in pixels, reading no more than its header."""
+    try:
+        with _open(encoded.content) as image:
+            return min(image.size)
+    except Exception as error:  # as in decode_image
+        raise DataError(
+            f"{encoded.where} cannot be read as an image ({_reason(error)}). "
+            "Replace it with an intact copy, or remove it."
+        ) from error
+
+
+def _open(content: bytes | Path) -> Image.Image:
+    return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
+
+
+def _reason(error: Exception) -> str:
+    # Pillow's message for unknown content prints the address of a buffer object, which says nothing to anybody.
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "its content is none of " + ", ".join(FORMATS)
+    return str(error) or type(error).__name__
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode == "F":
+        raise DataError("holds floating-point pixels, whose range is not known. Save it with 8 bits per channel.")
+    if image.mode.startswith("I"):
+        # "I" is how some Pillow versions open 16-bit files. 257 maps 0 .. 65535 onto 0 .. 255 exactly.
+        wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
+        return Image.fromarray(((wide + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        layers = image.convert("RGBA")
+        white = Image.new("RGBA", layers.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, layers).convert("RGB")
+    return image.convert("RGB")
+
+
+def _resize_and_crop(image: Image.Image, size: int) -> Image.Image:
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    # One resampling of the centred square gives what resizing the short side and cropping would, without computing the
+    # pixels that would be cut off. Pillow's bilinear filter widens with the reduction, that is, it is antialiased.
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))

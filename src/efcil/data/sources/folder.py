@@ -1,0 +1,137 @@
+"""Your own images: one sub-folder per class."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from efcil.data.cache import Allocate, Built, Request, load_or_build
+from efcil.data.checksum import checksum_listing
+from efcil.data.decode import SUFFIXES, Encoded, Fit, short_side
+from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
+from efcil.data.sources import Source, SourceOptions
+from efcil.data.sources.listing import Files, build_from_files, images_of_class, labelled, visible_folders
+from efcil.errors import DataError, SettingsError
+
+LARGEST_DEFAULT_SIZE = 224
+_SAMPLED_HEADERS = 1000
+
+
+class Folder(Source):
+    """Images of any sizes in class folders, resized to squares; labels follow the sorted folder names."""
+
+    name = "folder"
+    title = "A folder of images"
+    description = "Your own images: one sub-folder per class, with train/ and test/, or a held-out share"
+    expected = (
+        "Expected: either train/<class>/ and test/<class>/ (or val/<class>/) with images in them, or just <class>/ "
+        f"folders and a held-out share (held_out, for example 0.2). Recognised: {', '.join(SUFFIXES)}."
+    )
+    needs_path = True
+    splits_itself = False
+
+    def load(self, path: Path | None, options: SourceOptions) -> Dataset:
+        """Return the images below `path`, brought to one square size."""
+        self.check(path, options)
+        assert path is not None
+        class_names, splits = self._splits(path, options)
+        settings = {"image_size": options.image_size, "held_out": options.held_out}
+        if options.held_out is not None:  # the seed chooses nothing when the test set is given
+            settings["seed"] = options.seed
+        request = Request(
+            source=self.name,
+            data=path,
+            inputs=checksum_listing([file for files in splits.values() for file in files.paths], path),
+            settings=settings,
+            beside=path,
+        )
+
+        def build(allocate: Allocate) -> Built:
+            size = options.image_size or _default_size(splits["train"])
+            fit = Fit(size, resize=True, orient=True)
+            return build_from_files(splits, class_names, fit, allocate, options.workers)
+
+        decoded = load_or_build(request, options.cache, build)
+        return Dataset(
+            name=self.name,
+            train=decoded.train,
+            test=decoded.test,
+            class_names=decoded.class_names,
+            image_size=int(decoded.train.images.shape[1]),
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+        )
+
+    def _splits(self, path: Path, options: SourceOptions) -> tuple[tuple[str, ...], dict[str, Files]]:
+        if not path.is_dir():
+            raise DataError(f"{path} is not a folder. {self.expected}")
+        test = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
+        if (path / "train").is_dir() and test is not None:
+            if options.held_out is not None:
+                raise SettingsError(
+                    f"{path} has its own test images in {test.name}/, so held_out cannot be set. Leave it out, or give "
+                    f"{path / 'train'} as the path."
+                )
+            return self._given_splits(path / "train", test)
+        if options.held_out is None:
+            raise DataError(
+                f"{path} does not say which images are for testing: there is no train/ with a test/ or val/ in it, and "
+                f"no held-out share was given. {self.expected}"
+            )
+        # A lone train/ is a wrapper around the class folders, not a class.
+        only_train = [folder.name for folder in visible_folders(path)] == ["train"]
+        return self._held_out_splits(path / "train" if only_train else path, options.held_out, options.seed)
+
+    def _given_splits(self, train: Path, test: Path) -> tuple[tuple[str, ...], dict[str, Files]]:
+        names = self._class_folders(train)
+        for folder in visible_folders(test):
+            if folder.name not in names:
+                raise DataError(f"{folder} is a class without training images: {train / folder.name} does not exist.")
+        for name in names:
+            if not (test / name).is_dir():
+                raise DataError(f"{test / name} is missing: class {name!r} has training images but no test images.")
+        splits = {}
+        for split, root in (("train", train), ("test", test)):
+            splits[split] = labelled([images_of_class(root / name) for name in names])
+        return tuple(names), splits
+
+    def _held_out_splits(self, root: Path, share: float, seed: int) -> tuple[tuple[str, ...], dict[str, Files]]:
+        if not 0 < share < 1:
+            raise SettingsError(f"held_out is a share between 0 and 1, for example 0.2; {share} is not.")
+        names = self._class_folders(root)
+        kept, held_out = [], []
+        for name in names:
+            images = images_of_class(root / name)
+            if len(images) < 2:
+                raise DataError(
+                    f"The class folder {root / name} holds a single image, which cannot be both for training and for "
+                    "testing. Add images to it, or remove the folder."
+                )
+            count = min(max(1, round(len(images) * share)), len(images) - 1)
+            # Seeded with the class's name too: adding a class leaves the choice in all others as it was.
+            chosen = set(random.Random(f"{seed}/{name}").sample(range(len(images)), count))
+            kept.append([image for index, image in enumerate(images) if index not in chosen])
+            held_out.append([image for index, image in enumerate(images) if index in chosen])
+        return tuple(names), {"train": labelled(kept), "test": labelled(held_out)}
+
+    def _class_folders(self, root: Path) -> list[str]:
+        names = [folder.name for folder in visible_folders(root)]
+        if len(names) < 2:
+            found = f"only {names[0]!r}" if names else "none"
+            raise DataError(f"{root} must hold a folder for each of at least two classes; it holds {found}.")
+        return names
+
+
+def _default_size(files: Files) -> int:
+    """Return the smaller of 224 and the median short side of the training images, rounded to a multiple of 8.
+
+    The median because half of the images or more should be shrunk rather than blown up; a multiple of 8 because
+    networks halve the image several times, and odd sizes lose a border each time; at most 224 because that is what
+    ImageNet networks see, and more costs memory before it gains accuracy. About 1000 evenly spaced images are looked
+    at: the headers of more would not move the median.
+    """
+    step = max(1, len(files.paths) // _SAMPLED_HEADERS)
+    median = float(np.median([short_side(Encoded(path, str(path))) for path in files.paths[::step]]))
+    return min(LARGEST_DEFAULT_SIZE, max(8, round(median / 8) * 8))

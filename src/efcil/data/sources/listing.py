@@ -1,0 +1,85 @@
+"""Images that are single files in folders: listing them, and decoding them split by split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from efcil.data.cache import Allocate, Built
+from efcil.data.decode import SUFFIXES, Encoded, Fit, decode_into
+from efcil.errors import DataError
+
+
+@dataclass(frozen=True)
+class Files:
+    """The image files of one split and their labels."""
+
+    paths: tuple[Path, ...]
+    labels: tuple[int, ...]
+
+
+def visible_folders(folder: Path) -> list[Path]:
+    """Return the sub-folders of `folder` that are not hidden, sorted by name."""
+    try:
+        return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed ({error.strerror or error}).") from error
+
+
+def images_below(folder: Path) -> list[Path]:
+    """Return the image files in and below `folder`, sorted; hidden files and unknown suffixes are ignored."""
+    found: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+
+    def visit(current: str) -> None:
+        status = os.stat(current)
+        if (status.st_dev, status.st_ino) in seen:  # links may lead in circles
+            return
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(current) as children:
+            for child in children:
+                if child.name.startswith("."):
+                    continue
+                if child.is_dir():
+                    visit(child.path)
+                elif child.name.lower().endswith(SUFFIXES):
+                    found.append(Path(child.path))
+
+    try:
+        visit(str(folder))
+    except OSError as error:
+        raise DataError(f"{error.filename or folder} cannot be listed ({error.strerror or error}).") from error
+    return sorted(found)
+
+
+def images_of_class(folder: Path) -> list[Path]:
+    """Return the images of a class folder; a DataError names the folder when it holds none."""
+    images = images_below(folder)
+    if not images:
+        raise DataError(
+            f"The class folder {folder} holds no image (recognised: {', '.join(SUFFIXES)}). "
+            "Add images to it, or remove the folder."
+        )
+    return images
+
+
+def labelled(per_class: Sequence[Sequence[Path]]) -> Files:
+    """Return the images class after class; the label of a class is its place in `per_class`."""
+    return Files(
+        tuple(image for images in per_class for image in images),
+        tuple(label for label, images in enumerate(per_class) for _ in images),
+    )
+
+
+def build_from_files(
+    splits: Mapping[str, Files], class_names: tuple[str, ...], fit: Fit, allocate: Allocate, workers: int | None
+) -> Built:
+    """Decode the files of every split; the build step of sources whose images are single files."""
+    for split, files in splits.items():
+        target = allocate(split, len(files.paths), fit.size)
+        decode_into(target, [Encoded(path, str(path)) for path in files.paths], fit, workers)
+    return Built({split: np.array(files.labels, np.int64) for split, files in splits.items()}, class_names)

@@ -1,0 +1,88 @@
+"""The images a task may see, resident on the training device as one uint8 tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from efcil import seeds
+from efcil.data.augment import Augmentation, Draws, Normalisation
+
+
+@dataclass(frozen=True)
+class View:
+    """One augmented look at every image: the order in which they come and the random numbers of each."""
+
+    order: Tensor
+    draws: Draws
+
+
+class TaskImages:
+    """Images (n, 3, size, size) and labels (n,) of one task on a device, with augmentation and normalisation.
+
+    Labels are positions in the class order. Nothing here is ever saved: when a task ends, its images are let go.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        *,
+        augmentation: Augmentation,
+        normalisation: Normalisation,
+        device: torch.device,
+        seed: int,
+        name: str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        first = torch.from_numpy(np.array(images, dtype=np.uint8, order="C"))
+        self.images = first.to(device).permute(0, 3, 1, 2).contiguous()
+        self.labels = torch.from_numpy(np.array(labels, dtype=np.int64)).to(device)
+        self.augmentation = augmentation
+        self.normalisation = normalisation
+        self.device = device
+        self.dtype = dtype
+        self._seed = seed
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def size(self) -> int:
+        """Height and width of the images in pixels."""
+        return self.images.shape[-1]
+
+    def view(self, purpose: str, index: int = 0) -> View:
+        """Return the shuffled, augmented view called (purpose, index): the same one whenever it is asked for."""
+        generator = seeds.generator(self.device, self._seed, self._name, purpose, index)
+        order = torch.randperm(len(self), generator=generator, device=self.device)
+        return View(order, self.augmentation.draw(len(self), self.size, generator))
+
+    def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return network input and labels of the images from `start` to `stop` of a view."""
+        chosen = view.order[start:stop]
+        draws = {name: value[start:stop] for name, value in view.draws.items()}
+        pixels = self.augmentation.apply(self.images[chosen], draws)
+        return self.normalisation(pixels, self.dtype), self.labels[chosen]
+
+    def chunk_size(self, limit: int = 1 << 28) -> int:
+        """Return how many images may be rendered at once so that one float copy stays within `limit` bytes."""
+        return max(1, min(len(self), limit // (4 * 3 * self.size * self.size), 2048))
+
+    def augmented(self, purpose: str, index: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (input, labels) pieces of one augmented view of all images."""
+        view, step = self.view(purpose, index), self.chunk_size()
+        for start in range(0, len(self), step):
+            yield self.render(view, start, min(start + step, len(self)))
+
+    def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (input, labels) pieces of all images in stored order, without augmentation."""
+        step = self.chunk_size()
+        for start in range(0, len(self), step):
+            stop = min(start + step, len(self))
+            yield self.normalisation(self.images[start:stop], self.dtype), self.labels[start:stop]

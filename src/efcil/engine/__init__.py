@@ -1,0 +1,1 @@
+"""The engine: one training loop, its optimisers, its data feed and its checkpoints."""

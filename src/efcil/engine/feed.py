@@ -1,0 +1,133 @@
+"""What a training step reads, prepared ahead for a block of steps.
+
+A block is up to `BLOCK` consecutive steps of an epoch. Before it starts, its images are augmented, frozen networks are
+asked about them in large pieces, and the method's random numbers are drawn. All of it lies in tensors that keep their
+place from block to block, so that a captured step can read them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from efcil import seeds
+from efcil.data.store import TaskImages, View
+from efcil.methods.base import Batch, Method, Plan, Task
+
+BLOCK = 128
+LARGE_BLOCK = 16
+FROZEN_PIECE = 1024
+
+
+class Feed:
+    """Prepares blocks of steps for a learner and hands out their batches."""
+
+    def __init__(self, learner: Method, data: TaskImages, task: Task, batch_size: int) -> None:
+        self.learner = learner
+        self.data = data
+        self.task = task
+        self.batch_size = batch_size
+        self.steps_per_epoch = -(-len(data) // batch_size)
+        self.remainder = len(data) % batch_size
+        self.repeats = learner.previous_images(task) if task.index > 0 else 0
+        # Fixed by the image size alone: what is drawn must not depend on how much memory a machine has.
+        self.block_steps = min(self.steps_per_epoch, BLOCK if data.size <= 64 else LARGE_BLOCK)
+        rows = (self.block_steps + 1) * batch_size
+        shape = (rows, 3, data.size, data.size)
+        self.images = torch.zeros(shape, device=data.device, dtype=data.dtype).contiguous(
+            memory_format=torch.channels_last
+        )
+        self.labels = torch.zeros(rows, device=data.device, dtype=torch.int64)
+        self.frozen: dict[str, Tensor] = {}
+        self.draws: dict[str, Tensor] = {}
+        self._views: dict[int, View] = {}
+        place = torch.arange(max(batch_size, self.repeats), device=data.device)
+        self._current_rows = place[:batch_size] + batch_size
+        self._previous_rows = place[: self.repeats]
+        self._piece = min(FROZEN_PIECE, data.chunk_size())
+
+    def blocks(self) -> range:
+        """Return the first step of every block of an epoch."""
+        return range(0, self.steps_per_epoch, self.block_steps)
+
+    def batch_length(self, step: int) -> int:
+        """Return how many images step `step` of an epoch has; the last one may be short."""
+        last = step == self.steps_per_epoch - 1
+        return self.remainder if last and self.remainder else self.batch_size
+
+    @torch.no_grad()
+    def load(self, epoch: int, first_step: int) -> int:
+        """Prepare the block that starts at `first_step` of `epoch`; return how many steps it has."""
+        size = self.batch_size
+        steps = min(self.block_steps, self.steps_per_epoch - first_step)
+        if self.repeats:
+            self._load_previous(epoch, first_step)
+        view = self._epoch_view(epoch)
+        start, stop = first_step * size, min((first_step + steps) * size, len(self.data))
+        for begin in range(start, stop, self._piece):
+            end = min(begin + self._piece, stop)
+            images, labels = self.data.render(view, begin, end)
+            rows = slice(begin - start + size, end - start + size)
+            self.images[rows].copy_(images)
+            self.labels[rows].copy_(labels)
+            for name, value in self.learner.frozen(images).items():
+                if name not in self.frozen:
+                    self.frozen[name] = value.new_zeros(len(self.labels), *value.shape[1:])
+                self.frozen[name][rows].copy_(value)
+        generator = seeds.generator(self.data.device, self.task.seed, "draw", self.task.index, epoch, first_step)
+        plan = Plan(steps, size, self._previous_counts(epoch, first_step, steps))
+        for name, value in self.learner.draw(plan, generator).items():
+            if name not in self.draws:
+                self.draws[name] = value.new_zeros(self.block_steps, *value.shape[1:])
+            self.draws[name][:steps].copy_(value)
+        return steps
+
+    def _epoch_view(self, epoch: int) -> View:
+        if epoch not in self._views:
+            self._views = {e: v for e, v in self._views.items() if e == epoch - 1}
+            self._views[epoch] = self.data.view("epoch", epoch)
+        return self._views[epoch]
+
+    def _load_previous(self, epoch: int, first_step: int) -> None:
+        """Put the batch before the block in front of it; it is rendered anew, so nothing depends on what ran before."""
+        if first_step == 0 and epoch == 0:
+            return
+        before = first_step - 1 if first_step else self.steps_per_epoch - 1
+        view = self._epoch_view(epoch if first_step else epoch - 1)
+        start = before * self.batch_size
+        length = min(self.repeats, self.batch_length(before))
+        images, labels = self.data.render(view, start, start + length)
+        self.images[:length].copy_(images)
+        self.labels[:length].copy_(labels)
+
+    def _previous_counts(self, epoch: int, first_step: int, steps: int) -> Tensor:
+        counts = [self.batch_length(step - 1) for step in range(first_step, first_step + steps)]
+        if first_step == 0:
+            counts[0] = self.batch_length(self.steps_per_epoch - 1) if epoch > 0 else 0
+        return torch.tensor(counts, device=self.data.device)
+
+    def batch(self, place: int | Tensor, length: int) -> Batch:
+        """Return the batch at `place` of the block: a number, or a one-element tensor when the step is captured."""
+        size = self.batch_size
+        if isinstance(place, int):
+            start = (place + 1) * size
+            images = self.images[start : start + length]
+            if self.repeats:
+                images = torch.cat([images, self.images[start - size : start - size + self.repeats]])
+            return Batch(
+                images,
+                self.labels[start : start + length],
+                self.labels[start - size : start - size + self.repeats],
+                {name: value[start : start + length] for name, value in self.frozen.items()},
+                {name: value[place] for name, value in self.draws.items()},
+            )
+        offset = place * size
+        rows = self._current_rows[:length] + offset
+        previous = self._previous_rows + offset
+        return Batch(
+            self.images.index_select(0, torch.cat([rows, previous]) if self.repeats else rows),
+            self.labels.index_select(0, rows),
+            self.labels.index_select(0, previous),
+            {name: value.index_select(0, rows) for name, value in self.frozen.items()},
+            {name: value.index_select(0, place)[0] for name, value in self.draws.items()},
+        )

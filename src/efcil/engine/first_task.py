@@ -1,0 +1,53 @@
+"""The first task, trained the same way for every method: cross-entropy with rotated images as extra classes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from efcil import seeds
+from efcil.core.losses import cross_entropy
+from efcil.core.rotation import rotate_batch, rotation_labels
+from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import Recipe
+
+
+class FirstTask(Method):
+    """Trains backbone and first head. With rotations, an auxiliary layer scores the three turned copies of each class;
+
+    it is thrown away when the task ends.
+    """
+
+    def __init__(self, network: IncrementalNetwork, task: Task, rotations: bool) -> None:
+        super().__init__(network)
+        self.classes = task.classes
+        self.auxiliary: nn.Linear | None = None
+        network.add_head(task.classes, seeds.generator("cpu", task.seed, "head", task.index))
+        network.requires_grad_(True)
+        if rotations:
+            device = next(network.backbone.parameters()).device
+            self.auxiliary = nn.Linear(network.feature_size, 3 * task.classes)
+            bound = 1.0 / math.sqrt(network.feature_size)
+            generator = seeds.generator("cpu", task.seed, "auxiliary", task.index)
+            with torch.no_grad():
+                self.auxiliary.weight.uniform_(-bound, bound, generator=generator)
+                self.auxiliary.bias.uniform_(-bound, bound, generator=generator)
+            self.auxiliary.to(device)
+
+    def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
+        """Everything at one learning rate."""
+        return [{"params": list(self.parameters()), "learning_rate": recipe.learning_rate}]
+
+    def loss(self, batch: Batch) -> Terms:
+        """Plain cross-entropy over the classes and, with rotations, their turned copies."""
+        if self.auxiliary is None:
+            return {"current": cross_entropy(self.network.logits(self.network.features(batch.images)), batch.labels)}
+        features = self.network.features(rotate_batch(batch.images))
+        weight = torch.cat([self.network.head_weight(), self.auxiliary.weight])
+        bias = torch.cat([self.auxiliary.bias.new_zeros(self.classes), self.auxiliary.bias])
+        logits = functional.linear(features, weight, bias)
+        return {"current": cross_entropy(logits, rotation_labels(batch.labels, self.classes))}

@@ -1,0 +1,271 @@
+"""Optimisers behind one small interface: PyTorch's own, or one kernel over flat parameters for the fused backbone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from efcil.methods.base import ParameterGroup
+from efcil.network.fused import FusedBackbone, channels_last_view
+from efcil.settings import Recipe
+
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+
+
+def rate_factor(recipe: Recipe, epoch: int) -> float:
+    """Return the factor on the learning rate in `epoch` (from 0), as the recipe's schedule has it."""
+    if recipe.schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * epoch / recipe.epochs))
+    if recipe.schedule == "steps":
+        return recipe.decay ** sum(epoch >= milestone for milestone in recipe.milestones)
+    return 1.0
+
+
+class Optimiser:
+    """What the loop needs: rates set ahead for a block of steps, a step, and a state of plain tensors."""
+
+    def begin_block(self, first_step: int, steps: int, factor: float) -> None:
+        """Prepare `steps` steps, the first of which is number `first_step` (from 0) of the task."""
+        raise NotImplementedError
+
+    def skip(self, steps: int) -> None:
+        """Leave out the first steps of the block: they were taken before an interruption."""
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        raise NotImplementedError
+
+    def step(self, index: Tensor | None) -> None:
+        """Move the parameters. `index` is the step's place in the block where that lives on the device."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything needed to go on, as tensors by name."""
+        raise NotImplementedError
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state that `state` returned."""
+        raise NotImplementedError
+
+
+class TorchOptimiser(Optimiser):
+    """Adam or SGD of PyTorch."""
+
+    def __init__(self, groups: list[ParameterGroup], recipe: Recipe, capturable: bool) -> None:
+        rates = [group["learning_rate"] for group in groups]
+        device = groups[0]["params"][0].device
+        arguments: list[dict[str, Any]] = [
+            {"params": g["params"], "lr": torch.tensor(float(r), device=device) if capturable else r}
+            for g, r in zip(groups, rates, strict=True)
+        ]
+        self.base_rates = rates
+        self.capturable = capturable
+        self.inner: torch.optim.Optimizer
+        if recipe.optimiser == "adam":
+            self.inner = torch.optim.Adam(
+                arguments, betas=BETAS, eps=EPSILON, weight_decay=recipe.weight_decay, fused=True, capturable=capturable
+            )
+        else:
+            self.inner = torch.optim.SGD(
+                arguments, momentum=recipe.momentum, weight_decay=recipe.weight_decay, fused=True
+            )
+
+    def begin_block(self, first_step: int, steps: int, factor: float) -> None:
+        """Set the learning rates."""
+        for group, rate in zip(self.inner.param_groups, self.base_rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.inner.zero_grad(set_to_none=True)
+
+    def step(self, index: Tensor | None) -> None:
+        """Move the parameters."""
+        self.inner.step()
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.inner.param_groups for p in group["params"]]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state of every parameter under its number."""
+        return {
+            f"{number}.{name}": value
+            for number, parameter in enumerate(self._parameters())
+            for name, value in self.inner.state[parameter].items()
+            if isinstance(value, Tensor)
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put the state of every parameter back."""
+        parameters = self._parameters()
+        for key, value in state.items():
+            number, name = key.split(".", 1)
+            parameter = parameters[int(number)]
+            # PyTorch keeps the step counter on the host unless the step is captured.
+            device = parameter.device if self.capturable or value.dim() else torch.device("cpu")
+            value = value.to(device, copy=True)
+            if value.dim() == 4:
+                value = value.contiguous(memory_format=torch.channels_last)
+            self.inner.state[parameter][name] = value
+
+
+@dataclass
+class _Segment:
+    """A run of parameters that live in one flat tensor and move with one kernel."""
+
+    parameters: list[nn.Parameter]
+    master: Tensor
+    first: Tensor
+    second: Tensor
+    learning_rate: float
+    gradient: Tensor
+    scale: Tensor | None = None
+    working: Tensor | None = None
+    gathered: bool = True
+
+
+class FlatOptimiser(Optimiser):
+    """Adam or SGD over flat tensors: one kernel for the convolutions, one for BatchNorm, one for everything else.
+
+    The parameters of the modules become views of the flat tensors. Gradients of the convolutions come from the fused
+    backbone already flat, in its working type; the kernel writes the next working weights while it is at it.
+    """
+
+    def __init__(self, groups: list[ParameterGroup], recipe: Recipe, fused: FusedBackbone, block_steps: int) -> None:
+        self.recipe = recipe
+        self.fused = fused
+        self.operations = fused.operations
+        folded = not fused.backbone.training
+        if fused.folded is not folded:
+            fused.refresh(folded)
+        rates = {id(p): g["learning_rate"] for g in groups for p in g["params"]}
+        trained = [p for g in groups for p in g["params"]]
+        convolutions = [c.weight for c in fused.convolutions]
+        norms = [n.weight for n in fused.norms] + [n.bias for n in fused.norms]
+        inside = {id(p) for p in convolutions + norms}
+        self.segments: list[_Segment] = []
+        if all(id(p) in rates for p in convolutions):
+            master = torch.cat([w.detach().permute(0, 2, 3, 1).reshape(-1) for w in convolutions])
+            for weight, piece in zip(convolutions, master.split(fused.sizes), strict=True):
+                weight.data = channels_last_view(piece, weight.shape)
+            scale = fused.scale() if folded else None
+            self._add(convolutions, master, rates, fused.gradient, scale, fused.working)
+        elif any(id(p) in rates for p in convolutions):
+            raise ValueError("the fused backbone trains all of its convolutions or none")
+        if all(id(p) in rates for p in norms):
+            if folded:
+                raise ValueError("the fused backbone cannot train a BatchNorm that is folded into its weights")
+            master = self._flatten(norms)
+            self._add(norms, master, rates, fused.norm_gradient.view(-1), None, None)
+        elif any(id(p) in rates for p in norms):
+            raise ValueError("the fused backbone trains all of its BatchNorm layers or none")
+        others: dict[float, list[nn.Parameter]] = {}
+        for parameter in trained:
+            if id(parameter) not in inside:
+                others.setdefault(rates[id(parameter)], []).append(parameter)
+        for parameters in others.values():
+            master = self._flatten(parameters)
+            self._add(parameters, master, rates, torch.zeros_like(master), None, None, gathered=False)
+        device = fused.working.device
+        self.hyper = torch.zeros(block_steps, len(self.segments), 2, device=device, dtype=fused.bias.dtype)
+        self._position = 0
+
+    @staticmethod
+    def _flatten(parameters: list[nn.Parameter]) -> Tensor:
+        master = torch.cat([p.detach().reshape(-1) for p in parameters])
+        for parameter, piece in zip(parameters, master.split([p.numel() for p in parameters]), strict=True):
+            parameter.data = piece.view(parameter.shape)
+        return master
+
+    def _add(
+        self,
+        parameters: list[nn.Parameter],
+        master: Tensor,
+        rates: dict[int, float],
+        gradient: Tensor,
+        scale: Tensor | None,
+        working: Tensor | None,
+        gathered: bool = True,
+    ) -> None:
+        first, second = torch.zeros_like(master), torch.zeros_like(master)
+        rate = rates[id(parameters[0])]
+        self.segments.append(
+            _Segment(parameters, master, first, second, rate, gradient, scale, working, gathered)
+        )
+
+    def begin_block(self, first_step: int, steps: int, factor: float) -> None:
+        """Write the rates and Adam's bias corrections of the block's steps into the device table."""
+        rows = []
+        for step in range(first_step + 1, first_step + steps + 1):
+            row = []
+            for segment in self.segments:
+                rate = segment.learning_rate * factor
+                if self.recipe.optimiser == "adam":
+                    row.append((rate / (1 - BETAS[0] ** step), (1 - BETAS[1] ** step) ** -0.5))
+                else:
+                    row.append((rate, 1.0))
+            rows.append(row)
+        table = torch.tensor(rows, dtype=self.hyper.dtype)
+        self.hyper[:steps].copy_(table, non_blocking=True)
+        self._position = 0
+
+    def skip(self, steps: int) -> None:
+        """Move on in the table of rates."""
+        self._position = steps
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.fused.zero_grad()
+        for segment in self.segments:
+            if not segment.gathered:
+                for parameter in segment.parameters:
+                    parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, index: Tensor | None) -> None:
+        """Move the parameters and the working weights."""
+        if index is None:
+            hyper = self.hyper[self._position]
+            self._position += 1
+        else:
+            hyper = self.hyper.index_select(0, index)[0]
+        for number, segment in enumerate(self.segments):
+            if not segment.gathered:
+                torch.cat([_gradient(p).reshape(-1) for p in segment.parameters], out=segment.gradient)
+            if self.recipe.optimiser == "adam":
+                self.operations.adam(
+                    segment.master, segment.gradient, segment.first, segment.second, hyper[number],
+                    BETAS, EPSILON, self.recipe.weight_decay, segment.scale, segment.working,
+                )  # fmt: skip
+            else:
+                self.operations.sgd(
+                    segment.master, segment.gradient, segment.first, hyper[number],
+                    self.recipe.momentum, self.recipe.weight_decay, segment.scale, segment.working,
+                )  # fmt: skip
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments of every segment."""
+        state = {}
+        for number, segment in enumerate(self.segments):
+            state[f"{number}.first"] = segment.first
+            state[f"{number}.second"] = segment.second
+        return state
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put the moments back; the parameters themselves are loaded with their modules."""
+        for number, segment in enumerate(self.segments):
+            segment.first.copy_(state[f"{number}.first"])
+            segment.second.copy_(state[f"{number}.second"])
+        self.fused.refresh(folded=not self.fused.backbone.training)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

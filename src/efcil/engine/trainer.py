@@ -1,0 +1,260 @@
+"""The one training loop: epochs, blocks, steps, in plain sight."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from efcil.data.store import TaskImages
+from efcil.engine.feed import Feed
+from efcil.engine.optimiser import FlatOptimiser, Optimiser, TorchOptimiser, rate_factor
+from efcil.errors import TrainingError
+from efcil.methods.base import Method, Task
+from efcil.network.fused import FusedBackbone
+from efcil.settings import Recipe
+
+WARM_UP_STEPS = 3
+MOST_TERMS = 8
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How training runs on this machine; chosen once per run."""
+
+    device: torch.device
+    half: bool
+    fused: bool
+    captured: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type images are prepared in."""
+        return torch.bfloat16 if self.half and self.device.type == "cuda" else torch.float32
+
+    def equip(self, learner: Method) -> None:
+        """Give the learner's network the chosen way of computing features."""
+        network = learner.network
+        network.half = self.half
+        network.fused = FusedBackbone(network.backbone, self.dtype) if self.fused else None
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Return the context a run lives in: a CUDA stream of its own, since the default one cannot be captured."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self.device))
+
+
+@dataclass
+class Position:
+    """How far a task's training has come, and the sums of the loss terms in the epoch under way."""
+
+    epoch: int = 0
+    step: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What is told of a finished epoch."""
+
+    epoch: int
+    epochs: int
+    terms: dict[str, float]
+    learning_rate: float
+    seconds: float
+
+
+class Keeper(Protocol):
+    """Decides when a checkpoint is due in the middle of a task, and writes it."""
+
+    def due(self) -> bool:
+        """Say whether a checkpoint should be written now; asked after every step."""
+        ...
+
+    def save(self, trainer: Trainer, position: Position) -> None:
+        """Write the checkpoint. May raise to stop the run."""
+        ...
+
+
+class Trainer:
+    """Trains one task: `learner.loss` on the task's images, by its recipe, from any position."""
+
+    def __init__(self, learner: Method, data: TaskImages, task: Task, recipe: Recipe, execution: Execution) -> None:
+        self.learner = learner
+        self.data = data
+        self.task = task
+        self.recipe = recipe
+        self.execution = execution
+        learner.training_mode()
+        self.feed = Feed(learner, data, task, recipe.batch_size)
+        groups = learner.parameter_groups(recipe)
+        self.optimiser: Optimiser
+        if learner.network.fused is not None:
+            self.optimiser = FlatOptimiser(groups, recipe, learner.network.fused, self.feed.block_steps)
+        else:
+            self.optimiser = TorchOptimiser(groups, recipe, capturable=execution.captured)
+        self.names: list[str] = []
+        self.losses = torch.zeros(self.feed.block_steps, MOST_TERMS, device=execution.device)
+        self._place = torch.zeros(1, device=execution.device, dtype=torch.int64)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._eager_steps: dict[int, int] = {}
+
+    def run(
+        self,
+        position: Position | None = None,
+        on_epoch: Callable[[EpochReport], None] | None = None,
+        keeper: Keeper | None = None,
+    ) -> None:
+        """Train from `position` to the end of the task; `on_epoch` is told of every finished epoch."""
+        position = position or Position()
+        reader = _LossReader(self, on_epoch)
+        for epoch in range(position.epoch, self.recipe.epochs):
+            factor = rate_factor(self.recipe, epoch)
+            done = position.step if epoch == position.epoch else 0
+            reader.begin_epoch(epoch, position.sums if done else {})
+            for start in self.feed.blocks():
+                if start + self.feed.block_steps <= done:
+                    continue
+                steps = self.feed.load(epoch, start)
+                self.optimiser.begin_block(epoch * self.feed.steps_per_epoch + start, steps, factor)
+                begin = max(done - start, 0)
+                self.optimiser.skip(begin)
+                self._place.fill_(begin)
+                for index in range(begin, steps):
+                    self._step(index, self.feed.batch_length(start + index))
+                    if keeper is not None and keeper.due():
+                        reader.collect(start, begin, index + 1)
+                        begin = index + 1
+                        keeper.save(self, Position(epoch, start + index + 1, reader.partial_sums()))
+                reader.collect(start, begin, steps)
+            reader.end_epoch(self.recipe.learning_rate * factor)
+        reader.finish()
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def _step(self, index: int, length: int) -> None:
+        """Run step `index` of the block: eagerly, or as a captured graph once a few steps of its shape have run."""
+        if not self.execution.captured:
+            self._compute(index, length)
+            return
+        graph = self._graphs.get(length)
+        if graph is None:
+            eager = self._eager_steps.get(length, 0)
+            if eager < (WARM_UP_STEPS if length == self.recipe.batch_size else 1):
+                self._eager_steps[length] = eager + 1
+                self._compute(self._place, length)
+                return
+            graph = self._graphs[length] = self._capture(length)
+        graph.replay()
+
+    def _capture(self, length: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.current_stream().synchronize()
+        collecting = gc.isenabled()
+        gc.disable()  # a tensor freed by the collector in the middle of a capture would spoil it
+        try:
+            graph.capture_begin(capture_error_mode="thread_local")
+            self._compute(self._place, length)
+            graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        return graph
+
+    def _compute(self, place: int | Tensor, length: int) -> None:
+        """Forward, backward, update, for the batch at `place` of the block."""
+        self.optimiser.zero_grad()
+        terms = self.learner.loss(self.feed.batch(place, length))
+        self.names = list(terms)
+        values = torch.stack(list(terms.values()))
+        values.sum().backward()
+        with torch.no_grad():
+            values = values.detach().float()
+            if isinstance(place, int):
+                self.optimiser.step(None)
+                self.losses[place, : len(values)] = values
+            else:
+                self.optimiser.step(place)
+                self.losses[:, : len(values)].index_copy_(0, place, values[None])
+                place.add_(1)
+
+
+class _LossReader:
+    """Brings loss terms to the host one epoch late, so that reading them never makes the device wait."""
+
+    def __init__(self, trainer: Trainer, on_epoch: Callable[[EpochReport], None] | None) -> None:
+        self.trainer = trainer
+        self.on_epoch = on_epoch
+        self.pending: list[tuple[int, int, Tensor, torch.cuda.Event | None]] = []
+        self.reports: list[EpochReport] = []
+        self.epoch = 0
+        self.sums: dict[int, dict[str, float]] = {}
+        self.last_time = time.perf_counter()
+
+    def begin_epoch(self, epoch: int, sums: dict[str, float]) -> None:
+        self.epoch = epoch
+        self.sums[epoch] = dict(sums)
+
+    def collect(self, start: int, begin: int, end: int) -> None:
+        """Start bringing over the losses of steps begin..end of the block that starts at `start`."""
+        part = self.trainer.losses[begin:end]
+        if part.is_cuda:
+            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+            host.copy_(part, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        else:
+            host, event = part.clone(), None
+        self.pending.append((self.epoch, start + begin, host, event))
+
+    def partial_sums(self) -> dict[str, float]:
+        """Read everything collected so far and return the sums of the epoch under way."""
+        self._read(self.epoch)
+        return dict(self.sums[self.epoch])
+
+    def end_epoch(self, learning_rate: float) -> None:
+        self.reports.append(EpochReport(self.epoch, self.trainer.recipe.epochs, {}, learning_rate, 0.0))
+        lag = 1 if self.trainer.execution.captured else 0
+        self._read(self.epoch - lag)
+
+    def finish(self) -> None:
+        self._read(self.trainer.recipe.epochs)
+
+    def _read(self, until: int) -> None:
+        while self.pending and self.pending[0][0] <= until:
+            epoch, first, host, event = self.pending.pop(0)
+            if event is not None:
+                event.synchronize()
+            self._add(epoch, first, host.tolist())
+        while self.reports and self.reports[0].epoch <= until and not any(
+            p[0] <= self.reports[0].epoch for p in self.pending
+        ):
+            report = self.reports.pop(0)
+            sums = self.sums.pop(report.epoch)
+            steps = self.trainer.feed.steps_per_epoch
+            now = time.perf_counter()
+            if self.on_epoch is not None:
+                terms = {name: value / steps for name, value in sums.items()}
+                self.on_epoch(replace(report, terms=terms, seconds=now - self.last_time))
+            self.last_time = now
+
+    def _add(self, epoch: int, first: int, rows: list[list[float]]) -> None:
+        names, sums = self.trainer.names, self.sums[epoch]
+        for offset, row in enumerate(rows):
+            if not all(math.isfinite(value) for value in row[: len(names)]):
+                shown = ", ".join(f"{name} {value:g}" for name, value in zip(names, row, strict=False))
+                raise TrainingError(
+                    f"The loss is not finite in task {self.trainer.task.index + 1}, epoch {epoch + 1}, "
+                    f"step {first + offset + 1} ({shown}). Training has stopped; the last checkpoint is untouched. "
+                    "A lower learning rate (--set later.learning_rate=...) usually helps."
+                )
+            for name, value in zip(names, row, strict=False):
+                sums[name] = sums.get(name, 0.0) + value

@@ -1,0 +1,81 @@
+"""What a result was made with: versions, commit, hardware, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import efcil
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, commit (None outside a git checkout), whether it had changes, hardware and command."""
+    commit, dirty = source_commit(Path(efcil.__file__).resolve())
+    return {
+        "versions": versions(),
+        "commit": commit,
+        "uncommitted_changes": dirty,
+        "hardware": hardware(),
+        "command": command(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, efcil and the libraries that decide numbers."""
+    found = {"python": platform.python_version(), "efcil": efcil.__version__}
+    for package in ("torch", "numpy", "triton"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Return processor, cores and, where there are any, GPUs."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [torch.cuda.get_device_name(index) for index in range(count)]
+    return {"cpu": _processor(), "cores": os.cpu_count(), "gpus": gpus, "system": platform.platform()}
+
+
+def command() -> str:
+    """Return the command line that started this process, as it can be typed again."""
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    if program == "__main__.py":
+        program = "efcil"
+    return shlex.join([program, *sys.argv[1:]])
+
+
+def source_commit(file: Path) -> tuple[str | None, bool | None]:
+    """Return commit and whether there are uncommitted changes, of the checkout that tracks `file`."""
+    # A package installed into an environment inside somebody's repository is not part of that repository: only a
+    # file that git tracks says something about this code.
+    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return None, None
+    commit = _git(file.parent, "rev-parse", "HEAD")
+    status = _git(file.parent, "status", "--porcelain", "--untracked-files=no", "--", ":/")
+    return commit, None if commit is None or status is None else bool(status)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,35 @@
+"""Errors that are sentences for the user, and did-you-mean suggestions."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EfcilError(Exception):
+    """Something the user can put right. The message says what is wrong and what to do; no traceback is shown."""
+
+
+class DataError(EfcilError):
+    """Images or data files that are missing, truncated or unreadable. The file is named in the message."""
+
+
+class SettingsError(EfcilError):
+    """A setting that does not exist, has the wrong type or cannot be combined with another."""
+
+
+class TrainingError(EfcilError):
+    """Training stopped because going on would be wrong, for example a loss that is not finite."""
+
+
+def closest(name: str, valid: Iterable[str]) -> str:
+    """Return a phrase that names the closest valid spellings of `name` (if any) and lists all valid ones."""
+    options = sorted(valid)
+    near = difflib.get_close_matches(name.lower(), options, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    return f"{hint} Valid: {', '.join(options) or '(none)'}."
+
+
+def unknown(kind: str, name: str, valid: Iterable[str], error: type[EfcilError] = SettingsError) -> EfcilError:
+    """Build the error for an unknown `kind` (method, dataset, scenario, setting) called `name`."""
+    return error(f"Unknown {kind} {name!r}.{closest(name, valid)}")

@@ -1,0 +1,1 @@
+"""How good a run is: pure functions of predictions and accuracy matrices."""

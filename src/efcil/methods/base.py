@@ -1,0 +1,163 @@
+"""What a method is: the contract between the engine and one file per method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from efcil import seeds
+from efcil.data.store import TaskImages
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import Recipe
+
+Terms = dict[str, Tensor]
+ParameterGroup = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Which classes a task brings. Classes are positions in the class order: those of a task are consecutive."""
+
+    index: int
+    first_class: int
+    classes: int
+    seed: int
+    batch_size: int
+
+    @property
+    def seen(self) -> int:
+        """Number of classes seen once this task is learned."""
+        return self.first_class + self.classes
+
+
+@dataclass
+class Batch:
+    """One training step's data. `images` holds the batch itself, then `previous_images` of the step before it."""
+
+    images: Tensor
+    labels: Tensor
+    previous_labels: Tensor
+    frozen: dict[str, Tensor] = field(default_factory=dict)
+    draws: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number of images in the batch itself."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps that random numbers are drawn for: how many, and how many images the step before each one had."""
+
+    steps: int
+    batch_size: int
+    previous_counts: Tensor
+
+
+class Method(nn.Module):
+    """A class-incremental learner. Its state is parameters, buffers and submodules, and nothing else.
+
+    Subclasses set `name` and `summary`, state their hyper-parameters as a frozen dataclass called `Settings`, and write
+    `loss`; the rest has defaults. The first task is trained by the engine, the same for all methods that share it;
+    `end_task` is called for it as for the others.
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    #: Which of the preset's recipes later tasks follow.
+    family: ClassVar[str] = "efc"
+    #: Whether BatchNorm goes on learning after the first task.
+    trains_normalisation: ClassVar[bool] = True
+    #: Whether the method keeps to the current task's images. Joint training, the upper bound, does not.
+    exemplar_free: ClassVar[bool] = True
+
+    @dataclass(frozen=True)
+    class Settings:
+        """No settings of its own."""
+
+    def __init__(self, network: IncrementalNetwork, settings: Any = None) -> None:
+        super().__init__()
+        self.network = network
+        self.settings = settings if settings is not None else type(self).Settings()
+
+    # -- the life of a task ------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        """Grow the network for the classes of `task` (not called for the first task) and decide what trains."""
+        self.network.add_head(task.classes, seeds.generator("cpu", task.seed, "head", task.index))
+        self.network.requires_grad_(True)
+        if not self.trains_normalisation:
+            for parameter in self.network.norm_parameters():
+                parameter.requires_grad_(False)
+
+    def training_mode(self) -> None:
+        """Put the network in the mode it trains in: BatchNorm learning, or frozen altogether."""
+        self.network.train(self.trains_normalisation)
+
+    def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
+        """Return what the optimiser gets: trainable backbone and head parameters with their learning rates."""
+        rate = recipe.learning_rate if recipe.backbone_learning_rate is None else recipe.backbone_learning_rate
+        groups = [
+            {"params": trainable(self.network.backbone.parameters()), "learning_rate": rate},
+            {"params": trainable(self.network.heads.parameters()), "learning_rate": recipe.learning_rate},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def previous_images(self, task: Task) -> int:
+        """Return how many images of the step before the loss wants to see again."""
+        return 0
+
+    def frozen(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what networks that do not train say of `images`, one row per image. Asked ahead, in large pieces."""
+        return {}
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the random numbers that the planned steps need, one row per step."""
+        return {}
+
+    def loss(self, batch: Batch) -> Terms:
+        """Return the named terms whose sum is minimised."""
+        raise NotImplementedError(f"{type(self).__name__} must define loss()")
+
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Compute what must outlive the task's images. The network is in eval mode."""
+
+    # -- inference and state -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """Return the scores (batch, seen classes) of normalised images."""
+        return self.network.logits(self.network.features(images))
+
+    def stored(self) -> dict[str, Tensor]:
+        """Return what the method keeps beside the network itself."""
+        return {name: value for name, value in self.state_dict().items() if not name.startswith("network.")}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Load a saved state whose heads and buffers may be larger than the present ones."""
+        heads = sorted(int(n.split(".")[2]) for n in tensors if n.startswith("network.heads."))
+        self.network.grow_to([tensors[f"network.heads.{index}"].shape[0] for index in heads])
+        for name, tensor in tensors.items():
+            owner_name, _, leaf = name.rpartition(".")
+            owner = self.get_submodule(owner_name)
+            if leaf in owner._buffers:
+                buffer = owner._buffers[leaf]
+                device = buffer.device if buffer is not None else next(self.network.backbone.parameters()).device
+                owner._buffers[leaf] = tensor.to(device, copy=True)
+        self.load_state_dict(tensors)
+        if self.network.fused is not None:
+            self.network.fused.invalidate()
+        self.restored()
+
+    def restored(self) -> None:
+        """Rebuild what is derived from the state and not saved. Called after a state was loaded."""
+
+
+def trainable(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Return the parameters that require gradients."""
+    return [parameter for parameter in parameters if parameter.requires_grad]

@@ -1,0 +1,195 @@
+"""Elastic Feature Consolidation (ICLR 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from efcil.core import drift, prototypes
+from efcil.core.covariance import task_average
+from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
+from efcil.core.losses import cross_entropy, weighted_mean
+from efcil.data.store import TaskImages
+from efcil.methods.base import Batch, Method, Plan, Task, Terms
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import option
+
+
+class ElasticFeatureConsolidation(Method):
+    """Lets features drift where old classes do not care, and rehearses old classes as Gaussians in feature space."""
+
+    name = "efc"
+    summary = "feature drift penalised by the empirical feature matrix, Gaussian prototypes rehearsed and moved along"
+    family = "efc"
+    trains_normalisation = False
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of EFC and the ablations of its paper."""
+
+        efm_weight: float = option(10.0, "Weight of the empirical feature matrix in the drift penalty.", minimum=0)
+        damping: float = option(0.1, "Weight of the identity in the drift penalty.", minimum=0)
+        regulariser: str = option(
+            "efm",
+            "Drift penalty: efm, or features for plain feature distillation of weight feature_weight (ablation).",
+            choices=("efm", "features"),
+        )
+        feature_weight: float = option(10.0, "Weight of the penalty where regulariser is features.", minimum=0)
+        loss: str = option(
+            "prace",
+            "Rehearsal: prace (asymmetric, PR-ACE) or symmetric (all classes in both terms; ablation).",
+            choices=("prace", "symmetric"),
+        )
+        symmetric_weight: float = option(10.0, "Weight of the prototypes where loss is symmetric.", minimum=0)
+        prototype_update: str = option(
+            "efm",
+            "How old class means follow the drift: efm (weights from the feature matrix) or none (ablation).",
+            choices=("efm", "none"),
+        )
+        drift_sigma: float = option(0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6)
+        covariance: str = option(
+            "class",
+            "Covariances kept: one per class, one per task (average of its classes), or only the last task's.",
+            choices=("class", "task", "last-task"),
+        )
+        jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
+
+    settings: Settings
+    feature_matrix: Tensor
+    means: Tensor
+    covariances: Tensor
+    covariance_of: Tensor
+    factors: Tensor
+    penalty: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        size = network.feature_size
+        self.register_buffer("feature_matrix", torch.zeros(size, size))
+        self.register_buffer("means", torch.zeros(0, size))
+        self.register_buffer("covariances", torch.zeros(0, size, size))
+        self.register_buffer("covariance_of", torch.zeros(0, dtype=torch.int64))
+        # Derived from the above, needed while a task trains, never saved.
+        self.register_buffer("factors", torch.zeros(0, size, size), persistent=False)
+        self.register_buffer("penalty", torch.zeros(size, size), persistent=False)
+        self.teacher: IncrementalNetwork | None = None
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        """Keep the network as it is as the teacher, then grow it; BatchNorm is frozen in values and statistics."""
+        # The teacher is the present network; it is rebuilt, not saved, because a task always begins from a saved state.
+        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        super().begin_task(task)
+        self.restored()
+        self._task = task
+
+    def restored(self) -> None:
+        """Factorise the covariances and put the penalty matrix together."""
+        settings = self.settings
+        factors = prototypes.cholesky_factors(self.covariances, settings.jitter)
+        self.factors = factors.to(self.covariances.dtype)
+        self._classes_per_covariance = int(torch.bincount(self.covariance_of).max()) if len(self.means) else 1
+        identity = torch.eye(self.network.feature_size, device=self.feature_matrix.device)
+        if settings.regulariser == "efm":
+            self.penalty = settings.efm_weight * self.feature_matrix + settings.damping * identity
+        else:
+            self.penalty = settings.feature_weight * identity
+
+    def previous_images(self, task: Task) -> int:
+        """PR-ACE shows up to this many images of the step before once more, among the prototypes."""
+        if self.settings.loss == "symmetric":
+            return 0
+        return prototypes.largest_new_count(task.first_class, task.classes, task.batch_size)
+
+    def frozen(self, images: Tensor) -> dict[str, Tensor]:
+        """Features of the old network."""
+        assert self.teacher is not None
+        return {"features": self.teacher.features(images)}
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw the prototypes of every step, and how many of them and of the step before's images count."""
+        old, task, width = len(self.means), self._task, plan.batch_size
+        labels = prototypes.draw_prototype_labels(old, width, plan.steps, generator)
+        noise = torch.randn(labels.numel(), self.network.feature_size, generator=generator, device=labels.device)
+        most = plan.steps * (width // old + 1) * self._classes_per_covariance
+        flat = labels.flatten()
+        groups = self.covariance_of[flat]
+        samples = self.means[flat] + prototypes.coloured_noise(self.factors, groups, noise, most)
+        draws = {"prototypes": samples.view(plan.steps, width, -1), "prototype_labels": labels}
+        if self.settings.loss == "symmetric":
+            return draws
+        composition = prototypes.draw_composition(old, task.classes, width, plan.steps, generator)
+        first = plan.previous_counts == 0
+        old_count = torch.where(first, width, composition.old_count)
+        new_count = torch.minimum(composition.new_count, plan.previous_counts)
+        place = torch.arange(width, device=labels.device)
+        again = torch.arange(self.previous_images(task), device=labels.device)
+        draws["replay_weights"] = torch.cat([again < new_count[:, None], place < old_count[:, None]], dim=1).float()
+        return draws
+
+    def loss(self, batch: Batch) -> Terms:
+        """Drift penalty plus PR-ACE (or the symmetric loss)."""
+        features = self.network.features(batch.images)
+        size, old = batch.size, len(self.means)
+        delta = features[:size] - batch.frozen["features"]
+        terms = {"drift": ((delta @ self.penalty) * delta).sum(dim=1).mean()}
+        rows = torch.cat([features, batch.draws["prototypes"]])
+        logits = functional.linear(rows, self.network.head_weight())
+        if self.settings.loss == "symmetric":
+            terms["current"] = cross_entropy(logits[:size], batch.labels)
+            replay = cross_entropy(logits[size:], batch.draws["prototype_labels"])
+            terms["replay"] = self.settings.symmetric_weight * replay
+            return terms
+        targets = torch.cat([batch.previous_labels, batch.draws["prototype_labels"]])
+        terms["current"] = cross_entropy(logits[:size, old:], batch.labels - old)
+        rows_loss = functional.cross_entropy(logits[size:], targets, reduction="none")
+        terms["replay"] = weighted_mean(rows_loss, batch.draws["replay_weights"])
+        return terms
+
+    # -- statistics --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Move the old means along the drift, then compute the new feature matrix, means and covariances."""
+        if task.index > 0 and self.settings.prototype_update == "efm":
+            self._follow_drift(data)
+        self.feature_matrix = self._measure_feature_matrix(task, data)
+        self._add_prototypes(task, data)
+        self.teacher = None
+
+    def _follow_drift(self, data: TaskImages) -> None:
+        assert self.teacher is not None
+        pairs = [(self.teacher.features(x), self.network.features(x)) for x, _ in data.augmented("drift")]
+        before, after = (torch.cat(side) for side in zip(*pairs, strict=True))
+        self.means = drift.compensate(self.means, before, after, self.feature_matrix, self.settings.drift_sigma)
+
+    def _measure_feature_matrix(self, task: Task, data: TaskImages) -> Tensor:
+        weight = self.network.head_weight()
+        total = FeatureMatrixSum.empty(task.seen, weight.device)
+        # Whole batches only, as in the authors' code, unless that would leave nothing.
+        left = len(data) // task.batch_size * task.batch_size or len(data)
+        for images, _ in data.augmented("feature-matrix"):
+            logits = functional.linear(self.network.features(images), weight)[:left]
+            left -= len(logits)
+            if len(logits):
+                total = accumulate(total, logits)
+        return total.matrix(weight)
+
+    def _add_prototypes(self, task: Task, data: TaskImages) -> None:
+        pieces = [(self.network.features(x), y) for x, y in data.augmented("prototypes")]
+        features, labels = (torch.cat(side) for side in zip(*pieces, strict=True))
+        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
+        groups = torch.arange(task.classes, device=means.device)
+        if self.settings.covariance != "class":
+            covariances = task_average(covariances, torch.zeros_like(groups), 1)
+            groups = torch.zeros_like(groups)
+        self.means = torch.cat([self.means, means.to(self.means.dtype)])
+        if self.settings.covariance == "last-task":
+            self.covariances, self.covariance_of = covariances, torch.zeros(len(self.means), dtype=torch.int64).to(groups)
+        else:
+            self.covariance_of = torch.cat([self.covariance_of, groups + len(self.covariances)])
+            self.covariances = torch.cat([self.covariances, covariances.to(self.covariances.dtype)])

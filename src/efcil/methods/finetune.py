@@ -1,0 +1,27 @@
+"""Fine-tuning: the lower bound. Nothing is done against forgetting."""
+
+from __future__ import annotations
+
+from efcil.core.losses import cross_entropy
+from efcil.methods.base import Batch, Method, Task, Terms
+
+
+class FineTune(Method):
+    """Trains backbone and newest head on the current classes alone; old heads stay as they are."""
+
+    name = "finetune"
+    summary = "cross-entropy on the current classes, nothing against forgetting (lower bound)"
+    family = "scheduled"
+
+    def begin_task(self, task: Task) -> None:
+        """Grow a head and freeze the old ones."""
+        super().begin_task(task)
+        for head in list(self.network.heads)[:-1]:
+            head.requires_grad_(False)
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy over the newest head."""
+        features = self.network.features(batch.images)
+        head = self.network.heads[-1]
+        first = sum(self.network.head_sizes[:-1])
+        return {"current": cross_entropy(features @ head.T, batch.labels - first)}

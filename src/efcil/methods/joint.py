@@ -1,0 +1,30 @@
+"""Joint training: the upper bound. All classes at once, which exemplar-free learning is not allowed to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from efcil.methods.base import Method
+from efcil.settings import option
+
+
+class Joint(Method):
+    """Trains on the images of all classes seen so far, from scratch, with the first task's recipe.
+
+    There is nothing to write here: the engine trains a "first task" that holds every class. With `when=last` this
+    happens once, after the last task, and accuracies after earlier tasks are not measured; with `when=every` it
+    happens after every task.
+    """
+
+    name = "joint"
+    summary = "one training on all classes with the first task's recipe (upper bound, keeps all images)"
+    exemplar_free = False
+
+    @dataclass(frozen=True)
+    class Settings:
+        """When to train, and how."""
+
+        when: str = option(
+            "last", "Train once, on all classes (last), or anew after every task (every).", choices=("last", "every")
+        )
+        rotations: bool = option(True, "Use the rotation classes of the first-task recipe.")

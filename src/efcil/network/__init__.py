@@ -1,0 +1,1 @@
+"""Backbones, per-task heads, and the fused training path for CUDA devices."""

@@ -1,0 +1,89 @@
+"""A backbone with one bias-free linear head per task."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from efcil.network.fused import FusedBackbone
+from efcil.network.resnet import ResNet
+
+
+class IncrementalNetwork(nn.Module):
+    """Backbone plus heads. Logits of all heads, concatenated in task order, are the scores of all seen classes.
+
+    `half` and `fused` are execution choices, not state: `half` runs the backbone in bfloat16, `fused` replaces the
+    layer-by-layer backbone by one differentiable operation (see network/fused.py) that reads the same parameters.
+    """
+
+    def __init__(self, backbone: ResNet) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.heads = nn.ParameterList()
+        self.half = False
+        self.fused: FusedBackbone | None = None
+
+    @property
+    def feature_size(self) -> int:
+        """Number of features the backbone gives per image."""
+        return self.backbone.feature_size
+
+    @property
+    def head_sizes(self) -> list[int]:
+        """Number of classes of every head, in task order."""
+        return [head.shape[0] for head in self.heads]
+
+    def add_head(self, classes: int, generator: torch.Generator | None = None) -> None:
+        """Append a head for `classes` new classes, initialised uniformly in +-1/sqrt(features)."""
+        bound = 1.0 / math.sqrt(self.feature_size)
+        weight = torch.empty(classes, self.feature_size).uniform_(-bound, bound, generator=generator)
+        self.heads.append(nn.Parameter(weight.to(next(self.backbone.parameters()).device)))
+
+    def grow_to(self, head_sizes: list[int]) -> None:
+        """Append zero-initialised heads until the sizes match; used before a saved state is loaded."""
+        for size in head_sizes[len(self.heads) :]:
+            weight = torch.zeros(size, self.feature_size, device=next(self.backbone.parameters()).device)
+            self.heads.append(nn.Parameter(weight))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return float32 features (batch, n) of normalised images (batch, 3, h, w)."""
+        if self.fused is not None:
+            return self.fused(images)
+        context: AbstractContextManager[object] = (
+            torch.autocast(images.device.type, dtype=torch.bfloat16) if self.half else nullcontext()
+        )
+        with context:
+            return self.backbone(images)
+
+    def head_weight(self) -> Tensor:
+        """Return the weights of all heads as one matrix (seen classes, n)."""
+        return torch.cat(list(self.heads))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the scores (batch, seen classes) of features (batch, n)."""
+        return functional.linear(features, self.head_weight())
+
+    def norm_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield scale and shift of every BatchNorm layer."""
+        for module in self.backbone.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                yield module.weight
+                yield module.bias
+
+    def frozen_copy(self) -> IncrementalNetwork:
+        """Return a copy in eval mode that never trains: the teacher of the next task."""
+        fused, self.fused = self.fused, None
+        try:
+            twin = copy.deepcopy(self)
+        finally:
+            self.fused = fused
+        twin.eval().requires_grad_(False)
+        if fused is not None:
+            twin.fused = FusedBackbone(twin.backbone, fused.dtype)
+        return twin

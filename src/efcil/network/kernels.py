@@ -1,0 +1,379 @@
+"""The operations of network/operations.py as Triton kernels, for CUDA devices.
+
+All activations are dense channels-last tensors, so a tensor is a row-major matrix (batch * h * w, channels).
+Reductions are split over rows and finished in a second small kernel: no atomics, the same bits every time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 2048
+_ROWS = 32
+_SPLITS = 256
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel() // x.shape[1]
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@triton.jit
+def _bias_relu(x, r, b, y, n, C: tl.constexpr, HAS_R: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    value = tl.load(x + offset, inside, other=0.0).to(tl.float32) + tl.load(b + offset % C)
+    if HAS_R:
+        value += tl.load(r + offset, inside, other=0.0).to(tl.float32)
+    tl.store(y + offset, tl.maximum(value, 0.0).to(y.dtype.element_ty), inside)
+
+
+def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
+    """See operations.bias_relu; works in place on `x`, which the caller owns."""
+    x = _dense(x)
+    r = x if residual is None else _dense(residual)
+    grid = (triton.cdiv(x.numel(), _BLOCK),)
+    _bias_relu[grid](x, r, bias, x, x.numel(), x.shape[1], residual is not None, _BLOCK, num_warps=8)
+    return x
+
+
+@triton.jit
+def _mask(g, a, o, y, n, HAS_O: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    value = tl.load(g + offset, inside, other=0.0).to(tl.float32)
+    if HAS_O:
+        value += tl.load(o + offset, inside, other=0.0).to(tl.float32)
+    active = tl.load(a + offset, inside, other=0.0) > 0
+    tl.store(y + offset, tl.where(active, value, 0.0).to(y.dtype.element_ty), inside)
+
+
+def mask(gradient: Tensor, activation: Tensor, other: Tensor | None = None) -> Tensor:
+    """See operations.mask; works in place on `gradient`, which the caller owns."""
+    gradient, activation = _dense(gradient), _dense(activation)
+    o = gradient if other is None else _dense(other)
+    grid = (triton.cdiv(gradient.numel(), _BLOCK),)
+    _mask[grid](gradient, activation, o, gradient, gradient.numel(), other is not None, _BLOCK, num_warps=8)
+    return gradient
+
+
+@triton.jit
+def _pool(a, y, area, C, inverse, BC: tl.constexpr):
+    row = tl.program_id(0)
+    channel = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = channel < C
+    total = tl.zeros([BC], tl.float32)
+    for position in range(0, area):
+        total += tl.load(a + (row * area + position) * C + channel, inside, other=0.0).to(tl.float32)
+    tl.store(y + row * C + channel, total * inverse, inside)
+
+
+def pool(activation: Tensor) -> Tensor:
+    """See operations.pool."""
+    activation = _dense(activation)
+    batch, channels, height, width = activation.shape
+    out = torch.empty(batch, channels, device=activation.device, dtype=torch.float32)
+    area = height * width
+    _pool[(batch, triton.cdiv(channels, 128))](activation, out, area, channels, 1.0 / area, 128, num_warps=4)
+    return out
+
+
+@triton.jit
+def _pool_mask(g, a, y, n, area, C, inverse, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    source = offset // (area * C) * C + offset % C
+    value = tl.load(g + source, inside, other=0.0) * inverse
+    active = tl.load(a + offset, inside, other=0.0) > 0
+    tl.store(y + offset, tl.where(active, value, 0.0).to(y.dtype.element_ty), inside)
+
+
+def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
+    """See operations.pool_mask."""
+    activation, gradient = _dense(activation), gradient.contiguous()
+    out = torch.empty_like(activation)
+    channels, area = activation.shape[1], activation.shape[2] * activation.shape[3]
+    grid = (triton.cdiv(out.numel(), 1024),)
+    _pool_mask[grid](gradient, activation, out, out.numel(), area, channels, 1.0 / area, 1024, num_warps=4)
+    return out
+
+
+@triton.jit
+def _partial_statistics(x, part, rows, per_program, C, SPLITS, BM: tl.constexpr, BC: tl.constexpr):
+    split = tl.program_id(0)
+    channel = tl.program_id(1) * BC + tl.arange(0, BC)
+    total = tl.zeros([BM, BC], tl.float32)
+    square = tl.zeros([BM, BC], tl.float32)
+    start = split * per_program
+    stop = tl.minimum(start + per_program, rows)
+    for first in range(start, stop, BM):
+        row = first + tl.arange(0, BM)
+        inside = (row < stop)[:, None] & (channel < C)[None, :]
+        value = tl.load(x + row[:, None].to(tl.int64) * C + channel[None, :], inside, other=0.0).to(tl.float32)
+        total += value
+        square += value * value
+    tl.store(part + split * C + channel, tl.sum(total, 0), channel < C)
+    tl.store(part + (SPLITS + split) * C + channel, tl.sum(square, 0), channel < C)
+
+
+@triton.jit
+def _finish_statistics(
+    part, gamma, beta, running_mean, running_variance, out, count, momentum, epsilon, C, splits,
+    BS: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * BC + tl.arange(0, BC)
+    split = tl.arange(0, BS)
+    inside = (split < splits)[:, None] & (channel < C)[None, :]
+    place = part + split[:, None] * C + channel[None, :]
+    mean = tl.sum(tl.load(place, inside, other=0.0), 0) / count
+    square = tl.sum(tl.load(place + splits * C, inside, other=0.0), 0) / count
+    variance = tl.maximum(square - mean * mean, 0.0)
+    ok = channel < C
+    old_mean = tl.load(running_mean + channel, ok, other=0.0)
+    old_variance = tl.load(running_variance + channel, ok, other=0.0)
+    unbiased = variance * (count / tl.maximum(count - 1.0, 1.0))
+    tl.store(running_mean + channel, old_mean + momentum * (mean - old_mean), ok)
+    tl.store(running_variance + channel, old_variance + momentum * (unbiased - old_variance), ok)
+    inverse = 1.0 / tl.sqrt(variance + epsilon)
+    scale = tl.load(gamma + channel, ok, other=0.0) * inverse
+    tl.store(out + channel, mean, ok)
+    tl.store(out + C + channel, inverse, ok)
+    tl.store(out + 2 * C + channel, scale, ok)
+    tl.store(out + 3 * C + channel, tl.load(beta + channel, ok, other=0.0) - mean * scale, ok)
+
+
+def _split(rows: int) -> tuple[int, int]:
+    """Cut `rows` into at most _SPLITS pieces of whole tiles; return (pieces, rows per piece)."""
+    per_program = triton.cdiv(triton.cdiv(rows, _SPLITS), _ROWS) * _ROWS
+    return triton.cdiv(rows, per_program), per_program
+
+
+def batch_statistics(
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    momentum: float,
+    epsilon: float,
+) -> Tensor:
+    """See operations.batch_statistics."""
+    x = _dense(x)
+    rows, channels = _rows(x), x.shape[1]
+    splits, per_program = _split(rows)
+    width = min(64, triton.next_power_of_2(channels))
+    part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
+    grid = (splits, triton.cdiv(channels, width))
+    _partial_statistics[grid](x, part, rows, per_program, channels, splits, _ROWS, width, num_warps=4)
+    out = torch.empty(4, channels, device=x.device, dtype=torch.float32)
+    _finish_statistics[(triton.cdiv(channels, 16),)](
+        part, gamma, beta, running_mean, running_variance, out, float(rows), momentum, epsilon, channels, splits,
+        triton.next_power_of_2(splits), 16, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _normalise_relu(x, s, r, t, y, n, C: tl.constexpr, HAS_R: tl.constexpr, HAS_T: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    channel = offset % C
+    value = tl.load(x + offset, inside, other=0.0).to(tl.float32)
+    value = value * tl.load(s + 2 * C + channel) + tl.load(s + 3 * C + channel)
+    if HAS_R:
+        residual = tl.load(r + offset, inside, other=0.0).to(tl.float32)
+        if HAS_T:
+            residual = residual * tl.load(t + 2 * C + channel) + tl.load(t + 3 * C + channel)
+        value += residual
+    tl.store(y + offset, tl.maximum(value, 0.0).to(y.dtype.element_ty), inside)
+
+
+def normalise_relu(
+    x: Tensor, statistics: Tensor, residual: Tensor | None = None, residual_statistics: Tensor | None = None
+) -> Tensor:
+    """See operations.normalise_relu."""
+    x = _dense(x)
+    out = torch.empty_like(x)
+    r = x if residual is None else _dense(residual)
+    t = statistics if residual_statistics is None else residual_statistics
+    grid = (triton.cdiv(x.numel(), _BLOCK),)
+    _normalise_relu[grid](
+        x, statistics, r, t, out, x.numel(), x.shape[1], residual is not None, residual_statistics is not None, _BLOCK,
+        num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _partial_gradients(g, x, s, part, rows, per_program, C, SPLITS, BM: tl.constexpr, BC: tl.constexpr):
+    split = tl.program_id(0)
+    channel = tl.program_id(1) * BC + tl.arange(0, BC)
+    ok = channel < C
+    mean = tl.load(s + channel, ok, other=0.0)[None, :]
+    inverse = tl.load(s + C + channel, ok, other=0.0)[None, :]
+    total = tl.zeros([BM, BC], tl.float32)
+    weighted = tl.zeros([BM, BC], tl.float32)
+    start = split * per_program
+    stop = tl.minimum(start + per_program, rows)
+    for first in range(start, stop, BM):
+        row = first + tl.arange(0, BM)
+        inside = (row < stop)[:, None] & ok[None, :]
+        place = row[:, None].to(tl.int64) * C + channel[None, :]
+        gradient = tl.load(g + place, inside, other=0.0).to(tl.float32)
+        value = tl.load(x + place, inside, other=0.0).to(tl.float32)
+        total += gradient
+        weighted += gradient * (value - mean) * inverse
+    tl.store(part + split * C + channel, tl.sum(total, 0), ok)
+    tl.store(part + (SPLITS + split) * C + channel, tl.sum(weighted, 0), ok)
+
+
+@triton.jit
+def _finish_gradients(
+    part, s, gamma, gamma_gradient, beta_gradient, out, count, C, splits, BS: tl.constexpr, BC: tl.constexpr
+):
+    channel = tl.program_id(0) * BC + tl.arange(0, BC)
+    split = tl.arange(0, BS)
+    ok = channel < C
+    inside = (split < splits)[:, None] & ok[None, :]
+    place = part + split[:, None] * C + channel[None, :]
+    total = tl.sum(tl.load(place, inside, other=0.0), 0)
+    weighted = tl.sum(tl.load(place + splits * C, inside, other=0.0), 0)
+    tl.store(gamma_gradient + channel, weighted, ok)
+    tl.store(beta_gradient + channel, total, ok)
+    mean = tl.load(s + channel, ok, other=0.0)
+    inverse = tl.load(s + C + channel, ok, other=0.0)
+    factor = tl.load(gamma + channel, ok, other=0.0) * inverse
+    slope = -factor * inverse * weighted / count
+    tl.store(out + channel, factor, ok)
+    tl.store(out + C + channel, slope, ok)
+    tl.store(out + 2 * C + channel, -factor * total / count - slope * mean, ok)
+
+
+@triton.jit
+def _normalise_backward(g, x, k, y, n, C: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    channel = offset % C
+    gradient = tl.load(g + offset, inside, other=0.0).to(tl.float32)
+    value = tl.load(x + offset, inside, other=0.0).to(tl.float32)
+    out = gradient * tl.load(k + channel) + value * tl.load(k + C + channel) + tl.load(k + 2 * C + channel)
+    tl.store(y + offset, out.to(y.dtype.element_ty), inside)
+
+
+def normalise_backward(
+    gradient: Tensor, x: Tensor, statistics: Tensor, gamma: Tensor, gamma_gradient: Tensor, beta_gradient: Tensor
+) -> Tensor:
+    """See operations.normalise_backward."""
+    gradient, x = _dense(gradient), _dense(x)
+    rows, channels = _rows(x), x.shape[1]
+    splits, per_program = _split(rows)
+    width = min(64, triton.next_power_of_2(channels))
+    part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
+    grid = (splits, triton.cdiv(channels, width))
+    _partial_gradients[grid](
+        gradient, x, statistics, part, rows, per_program, channels, splits, _ROWS, width, num_warps=4
+    )
+    coefficients = torch.empty(3, channels, device=x.device, dtype=torch.float32)
+    _finish_gradients[(triton.cdiv(channels, 16),)](
+        part, statistics, gamma, gamma_gradient, beta_gradient, coefficients, float(rows), channels, splits,
+        triton.next_power_of_2(splits), 16, num_warps=4,
+    )  # fmt: skip
+    out = torch.empty_like(x)
+    flat = (triton.cdiv(x.numel(), _BLOCK),)
+    _normalise_backward[flat](gradient, x, coefficients, out, x.numel(), channels, _BLOCK, num_warps=8)
+    return out
+
+
+@triton.jit
+def _adam(
+    w, g, m, v, h, s, k, n, beta1, beta2, epsilon, decay, HAS_S: tl.constexpr, HAS_K: tl.constexpr, BLOCK: tl.constexpr
+):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    master = tl.load(w + offset, inside, other=0.0)
+    gradient = tl.load(g + offset, inside, other=0.0).to(tl.float32)
+    if HAS_S:
+        scale = tl.load(s + offset, inside, other=0.0)
+        gradient *= scale
+    gradient += decay * master
+    first = tl.load(m + offset, inside, other=0.0)
+    first += (gradient - first) * (1.0 - beta1)
+    second = tl.load(v + offset, inside, other=0.0) * beta2 + gradient * gradient * (1.0 - beta2)
+    master -= tl.load(h) * first / (tl.sqrt(second) * tl.load(h + 1) + epsilon)
+    tl.store(w + offset, master, inside)
+    tl.store(m + offset, first, inside)
+    tl.store(v + offset, second, inside)
+    if HAS_K:
+        if HAS_S:
+            tl.store(k + offset, (master * scale).to(k.dtype.element_ty), inside)
+        else:
+            tl.store(k + offset, master.to(k.dtype.element_ty), inside)
+
+
+def adam(
+    master: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    hyper: Tensor,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+    scale: Tensor | None,
+    working: Tensor | None,
+) -> None:
+    """See operations.adam."""
+    s = master if scale is None else scale
+    k = master if working is None else working
+    grid = (triton.cdiv(master.numel(), 1024),)
+    _adam[grid](
+        master, gradient, first, second, hyper, s, k, master.numel(), betas[0], betas[1], epsilon, weight_decay,
+        scale is not None, working is not None, 1024, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _sgd(w, g, m, h, s, k, n, momentum, decay, HAS_S: tl.constexpr, HAS_K: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    master = tl.load(w + offset, inside, other=0.0)
+    gradient = tl.load(g + offset, inside, other=0.0).to(tl.float32)
+    if HAS_S:
+        scale = tl.load(s + offset, inside, other=0.0)
+        gradient *= scale
+    gradient += decay * master
+    first = tl.load(m + offset, inside, other=0.0) * momentum + gradient
+    master -= tl.load(h) * first
+    tl.store(w + offset, master, inside)
+    tl.store(m + offset, first, inside)
+    if HAS_K:
+        if HAS_S:
+            tl.store(k + offset, (master * scale).to(k.dtype.element_ty), inside)
+        else:
+            tl.store(k + offset, master.to(k.dtype.element_ty), inside)
+
+
+def sgd(
+    master: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    hyper: Tensor,
+    momentum: float,
+    weight_decay: float,
+    scale: Tensor | None,
+    working: Tensor | None,
+) -> None:
+    """See operations.sgd."""
+    s = master if scale is None else scale
+    k = master if working is None else working
+    grid = (triton.cdiv(master.numel(), 1024),)
+    _sgd[grid](
+        master, gradient, first, hyper, s, k, master.numel(), momentum, weight_decay,
+        scale is not None, working is not None, 1024, num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""The elementwise and reduction operations of the fused backbone, in plain PyTorch.
+
+`network/kernels.py` has the same functions as Triton kernels; this version is the reference they are tested against
+and what runs where there is no CUDA device. Activations are (batch, channels, h, w), usually channels-last.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Return relu(x + bias[channel] (+ residual)) in the type of `x`; `bias` is (channels,)."""
+    out = x + bias.to(x.dtype)[None, :, None, None]
+    if residual is not None:
+        out = out + residual
+    return out.relu_()
+
+
+def mask(gradient: Tensor, activation: Tensor, other: Tensor | None = None) -> Tensor:
+    """Return (gradient (+ other)) where `activation` > 0, else 0: the way back through a ReLU."""
+    total = gradient if other is None else gradient + other
+    return total * (activation > 0)
+
+
+def pool(activation: Tensor) -> Tensor:
+    """Return the global average (batch, channels) of `activation`, at least in float32."""
+    wide = activation.float() if activation.dtype in (torch.bfloat16, torch.float16) else activation
+    return wide.mean(dim=(2, 3))
+
+
+def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
+    """Spread the gradient (batch, channels) of `pool` over the map and go back through the ReLU before it."""
+    area = activation.shape[2] * activation.shape[3]
+    spread = (gradient / area).to(activation.dtype)[:, :, None, None]
+    return (spread * (activation > 0)).contiguous(memory_format=torch.channels_last)
+
+
+def batch_statistics(
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    momentum: float,
+    epsilon: float,
+) -> Tensor:
+    """Return (4, channels): mean, 1/std, scale and shift of this batch's normalisation; move the running statistics."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    count = x.numel() // x.shape[1]
+    variance, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    running_variance.lerp_((variance * (count / max(count - 1, 1))).to(running_variance.dtype), momentum)
+    inverse = torch.rsqrt(variance + epsilon)
+    scale = gamma * inverse
+    return torch.stack([mean, inverse, scale, beta - mean * scale])
+
+
+def normalise_relu(
+    x: Tensor, statistics: Tensor, residual: Tensor | None = None, residual_statistics: Tensor | None = None
+) -> Tensor:
+    """Return relu(x * scale + shift (+ residual, itself scaled and shifted if it has statistics))."""
+    out = x * statistics[2][None, :, None, None] + statistics[3][None, :, None, None]
+    if residual is not None:
+        if residual_statistics is not None:
+            residual = residual * residual_statistics[2][None, :, None, None]
+            residual = residual + residual_statistics[3][None, :, None, None]
+        out = out + residual
+    return out.relu().to(x.dtype)
+
+
+def normalise_backward(
+    gradient: Tensor, x: Tensor, statistics: Tensor, gamma: Tensor, gamma_gradient: Tensor, beta_gradient: Tensor
+) -> Tensor:
+    """Go back through a batch normalisation: return the gradient of `x`, write those of scale and shift."""
+    wide = gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
+    mean, inverse = statistics[0][None, :, None, None], statistics[1][None, :, None, None]
+    normalised = (x - mean) * inverse
+    count = x.numel() // x.shape[1]
+    total = wide.sum(dim=(0, 2, 3))
+    weighted = (wide * normalised).sum(dim=(0, 2, 3))
+    gamma_gradient.copy_(weighted)
+    beta_gradient.copy_(total)
+    centred = wide - total[None, :, None, None] / count - normalised * weighted[None, :, None, None] / count
+    return (centred * (gamma[None, :, None, None] * inverse)).to(x.dtype)
+
+
+def adam(
+    master: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    hyper: Tensor,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+    scale: Tensor | None,
+    working: Tensor | None,
+) -> None:
+    """One Adam step with coupled weight decay on flat tensors, in place.
+
+    `hyper` holds (rate / bias correction 1, 1 / sqrt(bias correction 2)). With `scale`, `gradient` is that of
+    master * scale; `working` then receives master * scale in its own type.
+    """
+    wide = gradient.to(master.dtype)
+    if scale is not None:
+        wide = wide * scale
+    wide = wide + weight_decay * master
+    first.lerp_(wide, 1 - betas[0])
+    second.mul_(betas[1]).addcmul_(wide, wide, value=1 - betas[1])
+    master.sub_(hyper[0] * first / (second.sqrt() * hyper[1] + epsilon))
+    if working is not None:
+        working.copy_(master if scale is None else master * scale)
+
+
+def sgd(
+    master: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    hyper: Tensor,
+    momentum: float,
+    weight_decay: float,
+    scale: Tensor | None,
+    working: Tensor | None,
+) -> None:
+    """One step of gradient descent with momentum and coupled weight decay on flat tensors; `hyper[0]` is the rate."""
+    wide = gradient.to(master.dtype)
+    if scale is not None:
+        wide = wide * scale
+    wide = wide + weight_decay * master
+    first.mul_(momentum).add_(wide)
+    master.sub_(hyper[0] * first)
+    if working is not None:
+        working.copy_(master if scale is None else master * scale)

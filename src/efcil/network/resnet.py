@@ -1,0 +1,101 @@
+"""Residual networks for small and large images, without any dependency but PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from efcil.errors import unknown
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with BatchNorm and a shortcut; the shortcut is a 1x1 projection where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut_conv: nn.Conv2d | None = None
+        self.shortcut_norm: nn.BatchNorm2d | None = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut_conv = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            self.shortcut_norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride), non-negative."""
+        hidden = functional.relu(self.norm1(self.conv1(x)))
+        hidden = self.norm2(self.conv2(hidden))
+        if self.shortcut_conv is not None and self.shortcut_norm is not None:
+            x = self.shortcut_norm(self.shortcut_conv(x))
+        return functional.relu(hidden + x)
+
+
+class ResNet(nn.Module):
+    """A residual network that maps images (batch, 3, h, w) to non-negative features (batch, feature_size).
+
+    `large_images` selects the 7x7 stride-2 stem with max-pooling; otherwise the stem is one 3x3 convolution, so that
+    32 and 64 pixel images keep their resolution. `scaled_initialisation` draws convolution weights with standard
+    deviation sqrt(2 / (k * k * outputs)); without it PyTorch's default applies.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, ...] = (64, 128, 256, 512),
+        blocks: tuple[int, ...] = (2, 2, 2, 2),
+        *,
+        large_images: bool = False,
+        scaled_initialisation: bool = True,
+    ) -> None:
+        super().__init__()
+        self.large_images = large_images
+        self.feature_size = widths[-1]
+        stem = dict(kernel_size=7, stride=2, padding=3) if large_images else dict(kernel_size=3, stride=1, padding=1)
+        self.conv1 = nn.Conv2d(3, widths[0], bias=False, **stem)  # type: ignore[arg-type]
+        self.norm1 = nn.BatchNorm2d(widths[0])
+        layers: list[BasicBlock] = []
+        inputs = widths[0]
+        for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            for index in range(count):
+                layers.append(BasicBlock(inputs, width, 2 if stage > 0 and index == 0 else 1))
+                inputs = width
+        self.blocks = nn.ModuleList(layers)
+        if scaled_initialisation:
+            for module in self.modules():
+                if isinstance(module, nn.Conv2d):
+                    fan = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
+                    nn.init.normal_(module.weight, std=math.sqrt(2.0 / fan))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return float32 features (batch, feature_size): globally averaged final activations, not normalised."""
+        x = functional.relu(self.norm1(self.conv1(images)))
+        if self.large_images:
+            x = functional.max_pool2d(x, 3, stride=2, padding=1)
+        for block in self.blocks:
+            x = block(x)
+        return x.float().mean(dim=(2, 3)) if x.dtype in (torch.bfloat16, torch.float16) else x.mean(dim=(2, 3))
+
+
+NETWORKS: dict[str, tuple[str, Callable[[], ResNet]]] = {
+    "resnet18-small": ("ResNet-18, 3x3 stem, for 32 and 64 pixel images", lambda: ResNet()),
+    "resnet18": (
+        "ResNet-18, 7x7 stem with max-pooling, for 224 pixel images",
+        lambda: ResNet(large_images=True, scaled_initialisation=False),
+    ),
+    "slim": ("three narrow stages of one block, for small images on a CPU", lambda: ResNet((16, 32, 64), (1, 1, 1))),
+}
+
+
+def make_backbone(name: str, seed: int) -> ResNet:
+    """Build the backbone called `name` on the CPU, its initial weights a function of `seed` alone."""
+    if name not in NETWORKS:
+        raise unknown("network", name, NETWORKS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = NETWORKS[name][1]()
+    return backbone.to(memory_format=torch.channels_last)

@@ -1,0 +1,129 @@
+"""Presets: what a dataset is trained with, as data. One YAML file per dataset, found by existing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from efcil.errors import SettingsError, unknown
+from efcil.settings.model import Recipe
+from efcil.settings.options import build
+
+FIRST_TASK = "first_task"
+_KEYS = ("network", "augmentation", "by_image_size", "named_by_data", "first_task", "later")
+
+
+@dataclass(frozen=True)
+class SizeChoice:
+    """Network and augmentation for images up to a size; `up_to` None is for every larger image."""
+
+    network: str
+    augmentation: str
+    up_to: int | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Network, augmentation and recipes of one dataset."""
+
+    dataset: str
+    choices: tuple[SizeChoice, ...]
+    first_task: Recipe
+    families: Mapping[str, Recipe]
+    named_by_data: bool = False  # the dataset's name says nothing of the images; its folder does
+
+    def later(self, family: str) -> Recipe:
+        """Return the recipe of tasks after the first for a family of methods; `first_task` repeats the first one's."""
+        if family == FIRST_TASK:
+            return self.first_task
+        if family not in self.families:
+            raise unknown(f"recipe in the preset of {self.dataset}:", family, [*self.families, FIRST_TASK])
+        return self.families[family]
+
+    def network(self, image_size: int | None = None) -> str | None:
+        """Return the backbone's name; None where it depends on an image size that is not known yet."""
+        choice = self._choose(image_size)
+        return None if choice is None else choice.network
+
+    def augmentation(self, image_size: int | None = None) -> str | None:
+        """Return the augmentation's name; None where it depends on an image size that is not known yet."""
+        choice = self._choose(image_size)
+        return None if choice is None else choice.augmentation
+
+    def _choose(self, image_size: int | None) -> SizeChoice | None:
+        if len(self.choices) == 1:
+            return self.choices[0]
+        if image_size is None:
+            return None
+        return next(c for c in self.choices if c.up_to is None or image_size <= c.up_to)
+
+
+def presets() -> tuple[str, ...]:
+    """Return the names of the datasets that have a preset."""
+    files = resources.files(__name__).iterdir()
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
+
+
+@cache
+def load_preset(dataset: str) -> Preset:
+    """Return the preset of a dataset."""
+    if dataset not in presets():
+        raise unknown("preset", dataset, presets())
+    name = f"presets/{dataset}.yaml"
+    text = (resources.files(__name__) / f"{dataset}.yaml").read_text(encoding="utf-8")
+    return parse_preset(text, dataset, name)
+
+
+def parse_preset(text: str, dataset: str, source: str) -> Preset:
+    """Read a preset from YAML text; `source` names it in errors."""
+    try:
+        content = yaml.safe_load(text)
+        if not isinstance(content, dict):
+            raise SettingsError("it must hold 'name: value' lines.")
+        for key in content:
+            if key not in _KEYS:
+                raise unknown("part", str(key), _KEYS)
+        for key in ("first_task", "later"):
+            if not isinstance(content.get(key), dict):
+                raise SettingsError(f"{key!r} is missing or is not a group of settings.")
+        return Preset(
+            dataset=dataset,
+            choices=_read_choices(content),
+            first_task=_read_recipe(content["first_task"], "first_task"),
+            families={str(name): _read_recipe(values, f"later: {name}") for name, values in content["later"].items()},
+            named_by_data=bool(content.get("named_by_data", False)),
+        )
+    except yaml.YAMLError as error:
+        raise SettingsError(f"The preset {source} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except SettingsError as error:
+        raise SettingsError(f"The preset {source} cannot be used: {error}") from None
+
+
+def _read_recipe(values: Any, place: str) -> Recipe:
+    if not isinstance(values, dict):
+        raise SettingsError(f"{place} is not a group of settings.")
+    try:
+        return build(Recipe, values, "setting")
+    except SettingsError as error:
+        raise SettingsError(f"in {place}: {error}") from None
+
+
+def _read_choices(content: Mapping[str, Any]) -> tuple[SizeChoice, ...]:
+    rows = content.get("by_image_size")
+    if rows is None:
+        rows = [{"network": content.get("network"), "augmentation": content.get("augmentation")}]
+    choices = []
+    for row in rows:
+        if not isinstance(row, dict) or not row.get("network") or not row.get("augmentation"):
+            raise SettingsError("network and augmentation must both be named.")
+        choices.append(SizeChoice(str(row["network"]), str(row["augmentation"]), row.get("up_to")))
+    limits = [choice.up_to for choice in choices]
+    bounded = [limit for limit in limits[:-1] if isinstance(limit, int)]
+    if len(bounded) != len(limits) - 1 or limits[-1] is not None or bounded != sorted(set(bounded)):
+        raise SettingsError("by_image_size needs growing 'up_to' sizes, and a last entry without one.")
+    return tuple(choices)

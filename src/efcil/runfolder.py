@@ -1,0 +1,274 @@
+"""What a run leaves behind: one folder per run, written so that a killed run leaves no half-written file.
+
+<output>/<dataset>/<scenario>/<label>/seed<k>/
+  settings.yaml   exactly what ran; `efcil run --config settings.yaml` runs it again
+  metrics.jsonl   one line per epoch and per task
+  accuracy.csv    accuracy on every task after every task, task-agnostic and task-aware
+  summary.json    the results, and what they were made with; its presence means that the run has finished
+  model/          weights and state of the method
+  log.txt
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from efcil.environment import environment
+from efcil.errors import EfcilError
+from efcil.settings import Settings, identity, label, scenario_name, to_yaml
+from efcil.settings.grid import RESOLVED_KEY
+from efcil.settings.options import show
+from efcil.settings.resolution import differences
+
+AGNOSTIC, AWARE, SIZES = "task-agnostic", "task-aware", "classes"
+__all__ = ["RunFolder", "RunFolderError", "environment", "find_runs", "locate", "write_atomically"]
+
+REQUIRED = ("method", "label", "dataset", "scenario", "seed", "A_step", "A_inc")
+
+
+class RunFolderError(EfcilError):
+    """A run folder that is damaged, or that belongs to another run."""
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace `path` by `content` so that readers, and a crash at any moment, see the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files only their owner can read; results are meant to be shared like any other file.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+class RunFolder:
+    """The folder of one run."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.settings_file = self.path / "settings.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.accuracy_file = self.path / "accuracy.csv"
+        self.summary_file = self.path / "summary.json"
+        self.model = self.path / "model"
+        self.log_file = self.path / "log.txt"
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunFolder) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def is_finished(self) -> bool:
+        """Return whether the run has ended with a summary; a summary that cannot be read raises."""
+        return self.summary_file.exists() and bool(self.read_summary())
+
+    def write_settings(self, settings: Settings) -> None:
+        """Record the settings; refuse a folder that holds another run, and say what differs."""
+        wanted = identity(settings)
+        stored = self.read_identity()
+        if stored is not None:
+            changed = differences(stored, wanted)
+            if changed:
+                pairs = changed.items()
+                listed = "; ".join(f"{name} is {show(old)} there and {show(new)} now" for name, (old, new) in pairs)
+                raise RunFolderError(
+                    f"{self.path} holds a run with other settings: {listed}. "
+                    "Choose another --output, or remove that folder to start again."
+                )
+        write_atomically(self.settings_file, to_yaml(settings, resolved=wanted))
+
+    def read_identity(self) -> dict[str, Any] | None:
+        """Return the identity of the run that this folder was made for, None where there is none yet."""
+        if not self.settings_file.exists():
+            return None
+        try:
+            content = yaml.safe_load(self.settings_file.read_text(encoding="utf-8"))
+            stored = content[RESOLVED_KEY]
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+            raise _damaged(self.settings_file) from None
+        if not isinstance(stored, dict):
+            raise _damaged(self.settings_file)
+        return stored
+
+    def append_metrics(self, values: Mapping[str, Any]) -> None:
+        """Add one line to metrics.jsonl, after removing the torn line that a crash may have left at its end."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        line = (json.dumps(_plain(values), allow_nan=False) + "\n").encode()
+        with open(self.metrics_file, "ab+") as file:
+            _drop_torn_line(file)
+            file.write(line)  # one write of a whole line: a killed process leaves all of it or nothing
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl; a torn last line is ignored, a damaged one elsewhere raises."""
+        return [json.loads(line) for line in self._metric_lines()]
+
+    def truncate_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Keep only the lines for which `keep` is true, so that a resumed run repeats none of them."""
+        lines = self._metric_lines()
+        kept = [line for line in lines if keep(json.loads(line))]
+        if self.metrics_file.exists():
+            write_atomically(self.metrics_file, "".join(line + "\n" for line in kept))
+
+    def write_accuracy(
+        self, agnostic: Sequence[Sequence[float]], aware: Sequence[Sequence[float]], task_sizes: Sequence[int]
+    ) -> None:
+        """Write both accuracy matrices (K x K, percent, NaN where not measured) and the classes per task (K)."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["accuracy", "after_task", *(f"task_{i + 1}" for i in range(len(task_sizes)))])
+        writer.writerow([SIZES, "", *task_sizes])
+        for kind, matrix in ((AGNOSTIC, agnostic), (AWARE, aware)):
+            for k, row in enumerate(np.asarray(matrix, dtype=float)):
+                writer.writerow([kind, k + 1, *("" if math.isnan(value) else repr(float(value)) for value in row)])
+        write_atomically(self.accuracy_file, text.getvalue())
+
+    def read_accuracy(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Return both accuracy matrices and the classes per task, as given to `write_accuracy`."""
+        try:
+            with open(self.accuracy_file, newline="", encoding="utf-8") as file:
+                _, *rows = csv.reader(file)
+            sizes = [int(value) for kind, _, *values in rows if kind == SIZES for value in values]
+            agnostic, aware = (
+                np.array([[float(v) if v else math.nan for v in values] for kind, _, *values in rows if kind == wanted])
+                for wanted in (AGNOSTIC, AWARE)
+            )
+        except FileNotFoundError:
+            raise RunFolderError(f"{self.accuracy_file} does not exist; the run has not finished a task yet.") from None
+        except (OSError, ValueError):
+            raise _damaged(self.accuracy_file) from None
+        if agnostic.shape != (len(sizes), len(sizes)) or aware.shape != agnostic.shape:
+            raise _damaged(self.accuracy_file)
+        return agnostic, aware, sizes
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json, which marks the run as finished; numbers that are not finite become null."""
+        missing = [name for name in REQUIRED if name not in summary]
+        if missing:
+            raise RunFolderError(f"The summary of {self.path} lacks {', '.join(missing)}.")
+        write_atomically(self.summary_file, json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return summary.json; a file that is missing or damaged is named in the error."""
+        try:
+            summary = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunFolderError(f"{self.summary_file} does not exist; the run has not finished.") from None
+        except (OSError, ValueError):
+            raise _damaged(self.summary_file) from None
+        if not isinstance(summary, dict) or any(name not in summary for name in REQUIRED):
+            raise _damaged(self.summary_file)
+        return summary
+
+    def _metric_lines(self) -> list[str]:
+        if not self.metrics_file.exists():
+            return []
+        *lines, _ = self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines, start=1):
+            try:
+                json.loads(line)
+            except ValueError:
+                raise RunFolderError(
+                    f"{self.metrics_file} is damaged in line {number}. Remove the line, or the folder to run again."
+                ) from None
+        return lines
+
+
+def locate(output: Path | str, settings: Settings) -> RunFolder:
+    """Return the folder of a run below `output`; nothing is created."""
+    place = Path(output) / settings.dataset / scenario_name(settings) / label(settings) / f"seed{settings.seed}"
+    return RunFolder(place)
+
+
+def find_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
+    """Return the run folders at or below `paths`, each once, in natural order (seed2 before seed10)."""
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        if not path.exists():
+            raise RunFolderError(f"{path} does not exist. Give a folder that `efcil run --output` wrote to.")
+        if path.is_file():
+            path = path.parent
+        for name in ("settings.yaml", "summary.json"):
+            found.update(file.parent for file in path.rglob(name) if not _hidden(file.relative_to(path)))
+    return [RunFolder(folder) for folder in sorted(found, key=lambda folder: _natural(folder.parts))]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _natural(parts: Sequence[str]) -> list[list[tuple[int, str]]]:
+    return [[(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", p)] for p in parts]
+
+
+def _damaged(file: Path) -> RunFolderError:
+    return RunFolderError(f"{file} is damaged. Remove the folder {file.parent} to run it again.")
+
+
+def _plain(value: Any) -> Any:
+    """Turn arrays, scalars, tuples and paths into what JSON knows; NaN and infinities become None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _drop_torn_line(file: Any) -> None:
+    end = file.seek(0, os.SEEK_END)
+    for position in range(end - 1, -1, -1):
+        file.seek(position)
+        if file.read(1) == b"\n":
+            if position + 1 < end:
+                file.truncate(position + 1)
+            return
+    file.truncate(0)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable where the system lets folders be synced."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

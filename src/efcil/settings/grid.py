@@ -1,0 +1,118 @@
+"""Settings files and grids: one YAML file or one command line describes many runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from efcil.errors import SettingsError, unknown
+from efcil.settings.model import CUSTOM, Settings
+from efcil.settings.options import options
+
+# The order of the product: methods change fastest, so that runs which share a first task follow each other.
+GRID_FIELDS = ("dataset", "scenario", "class_order", "class_seed", "seed", "method")
+
+# Written by a run below its settings: what presets and defaults were at the time.
+RESOLVED_KEY = "resolved"
+
+
+def read_config(path: Path | str) -> dict[str, Any]:
+    """Read a settings file. Values of grid fields may be lists; `expand` makes the runs.
+
+    The settings.yaml of an earlier run also says what its preset and its method's defaults were. Where those have
+    changed since, the old values are put into the settings, so that the file means the run it was written by.
+    """
+    path = Path(path)
+    values = _parse(path)
+    resolved = values.pop(RESOLVED_KEY, None)
+    try:
+        checked = check_values(values)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    if resolved is None:
+        return checked
+    if not isinstance(resolved, Mapping) or any(isinstance(value, list) for value in checked.values()):
+        raise SettingsError(f"{path}: 'resolved' belongs to the record of one run; remove it to write a settings file.")
+    from efcil.settings.resolution import pin
+
+    pinned = pin(Settings(**checked), resolved, path)
+    return {field.name: getattr(pinned, field.name) for field in dataclasses.fields(Settings)}
+
+
+def load_config(path: Path | str) -> list[Settings]:
+    """Read a settings file and return its runs."""
+    return expand(read_config(path))
+
+
+def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check names and types of settings, some of which may be lists; one-element lists become plain values."""
+    known = options(Settings)
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown("setting", str(name), known)
+        if isinstance(value, list | tuple):
+            if name not in GRID_FIELDS:
+                several = ", ".join(sorted(GRID_FIELDS))
+                raise SettingsError(f"Setting {name!r} takes one value, but it is a list. Lists are for {several}.")
+            if not value:
+                raise SettingsError(f"Setting {name!r} is an empty list; name at least one value or leave it out.")
+            # Repeated values would train the same run twice into one folder.
+            distinct = list(dict.fromkeys(known[name].check(item) for item in value))
+            checked[name] = distinct if len(distinct) > 1 else distinct[0]
+        else:
+            checked[name] = known[name].check(value)
+    return checked
+
+
+def expand(grid: Mapping[str, Any]) -> list[Settings]:
+    """Return one Settings for every combination of the list-valued fields."""
+    checked = check_values(grid)
+    if checked.get("tasks") is not None:
+        checked.setdefault("scenario", CUSTOM)
+    axes = [name for name in GRID_FIELDS if isinstance(checked.get(name), list)]
+    combinations = itertools.product(*(checked[name] for name in axes))
+    return [Settings(**{**checked, **dict(zip(axes, combination, strict=True))}) for combination in combinations]
+
+
+def to_yaml(settings: Settings, resolved: Mapping[str, Any] | None = None) -> str:
+    """Write settings as YAML that `read_config` reads back exactly; `resolved` is added below them."""
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    text = _dump(values)
+    if resolved is not None:
+        text += "\n# What the preset and the method's defaults made of it.\n" + _dump({RESOLVED_KEY: dict(resolved)})
+    return text
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"There is no settings file {path}. Check the path given to --config.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The settings file {path} cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise SettingsError(f"The settings file {path} is not valid YAML: {problem}.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"The settings file {path} must hold 'name: value' lines, but it holds something else.")
+    return content
+
+
+def _dump(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,259 @@
+"""What settings come to once the preset and the method's defaults are filled in, and what follows from that.
+
+A run's folder name (`label`) and the check that a folder holds the same run (`identity`) both compare what settings
+come to, not how they were written: `--epochs 100` where the preset says 100 is the plain run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from efcil.errors import SettingsError, unknown
+from efcil.settings.model import NAMED_CLASS_ORDERS, Recipe, Settings
+from efcil.settings.options import method_settings, options, show
+
+LONGEST_LABEL = 80
+STAGES = ("first_task", "later")
+_FROM_PRESET = ("network", "augmentation", "epochs", "first_task_epochs", "batch_size")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings with nothing left open, except where a preset chooses by the size of images not yet loaded."""
+
+    network: str | None
+    augmentation: str | None
+    first_task: Recipe
+    later: Recipe
+    method: Any
+
+
+def resolve(settings: Settings, image_size: int | None = None) -> Resolved:
+    """Fill in preset and method defaults.
+
+    `image_size` is the size the loaded images have. Without it, a preset that chooses by size leaves network and
+    augmentation at None unless the settings name them or the size.
+    """
+    from efcil import methods
+    from efcil.presets import load_preset
+
+    cls = methods.get(settings.method)
+    preset = load_preset(settings.dataset)
+    own, stages = split_overrides(settings)
+    first_epochs = settings.epochs if settings.first_task_epochs is None else settings.first_task_epochs
+    recipes = {
+        "first_task": _adjust(preset.first_task, first_epochs, settings.batch_size, stages["first_task"], "first_task"),
+        "later": _adjust(preset.later(cls.family), settings.epochs, settings.batch_size, stages["later"], "later"),
+    }
+    size = settings.image_size if image_size is None else image_size
+    return Resolved(
+        network=settings.network or preset.network(size),
+        augmentation=settings.augmentation or preset.augmentation(size),
+        method=method_settings(cls, own),
+        **recipes,
+    )
+
+
+def split_overrides(settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Separate the method's own settings from those of the recipes (`first_task.` and `later.`)."""
+    own: dict[str, Any] = {}
+    stages: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
+    for name, value in settings.overrides.items():
+        stage, dot, field = name.partition(".")
+        if not dot:
+            own[name] = value
+        elif stage in stages:
+            stages[stage][field] = value
+        else:
+            raise unknown("group of settings", stage, STAGES)
+    return own, stages
+
+
+def _adjust(
+    recipe: Recipe, epochs: int | None, batch_size: int | None, overrides: Mapping[str, Any], stage: str
+) -> Recipe:
+    known = options(Recipe)
+    checked: dict[str, Any] = {}
+    for name, value in overrides.items():
+        if name not in known:
+            raise unknown(f"setting of {stage}", name, known)
+        checked[name] = known[name].check(value)
+    epochs = checked.pop("epochs", epochs)
+    if epochs is not None:
+        recipe = recipe.with_epochs(epochs)
+    if batch_size is not None:
+        recipe = replace(recipe, batch_size=batch_size)
+    return replace(recipe, **checked)
+
+
+def scenario_name(settings: Settings) -> str:
+    """Return the scenario's name in folders and tables, such as `cs10` or `custom-7-first-20`."""
+    if settings.tasks is None:
+        return settings.scenario
+    first = "" if settings.first_task_classes is None else f"-first-{settings.first_task_classes}"
+    return f"{settings.scenario}-{settings.tasks}{first}"
+
+
+def label(settings: Settings) -> str:
+    """Return the method's name in folders and tables: the plain name, plus whatever differs from the preset.
+
+    Dataset, scenario and seed have places of their own and do not appear; neither does anything that cannot change
+    the result, such as the device.
+    """
+    from efcil.presets import load_preset
+
+    settings = _simplify(settings)
+    default = Settings()
+    parts = [f"{name}={show(value)}" for name, value in sorted(settings.overrides.items())]
+    if load_preset(settings.dataset).named_by_data and settings.data is not None:
+        parts.append(f"data={Path(settings.data).name}")
+    for name in ("class_order", "class_seed", "held_out", "image_size", *_FROM_PRESET):
+        value = getattr(settings, name)
+        if value != getattr(default, name):
+            is_file = name == "class_order" and value not in NAMED_CLASS_ORDERS
+            parts.append(f"{name}={Path(value).stem if is_file else show(value)}")
+    for name in ("precision", "path", "deterministic"):
+        if getattr(settings, name) != getattr(default, name):
+            parts.append(f"{name}={show(getattr(settings, name))}")
+    text = "+".join([settings.method, *(re.sub(r"[^\w.=,-]+", "-", part, flags=re.ASCII) for part in parts)])
+    if len(text) <= LONGEST_LABEL:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text[: LONGEST_LABEL - 9].rstrip("+=,.-") + "-" + digest
+
+
+def _simplify(settings: Settings) -> Settings:
+    """Drop, one after the other, the settings that say what would be so anyway."""
+    target = resolve(settings)
+    typed = _typed_overrides(settings, target)
+    settings = replace(settings, overrides=typed)
+    for name in typed:
+        without = replace(settings, overrides={k: v for k, v in settings.overrides.items() if k != name})
+        if resolve(without) == target:
+            settings = without
+    for name in _FROM_PRESET:
+        open_again: dict[str, Any] = {name: None}
+        without = replace(settings, **open_again)
+        if resolve(without) == target:
+            settings = without
+    return settings
+
+
+def _typed_overrides(settings: Settings, resolved: Resolved) -> dict[str, Any]:
+    def value(name: str) -> Any:
+        stage, dot, field = name.partition(".")
+        return getattr(getattr(resolved, stage), field) if dot else getattr(resolved.method, name)
+
+    return {name: value(name) for name in settings.overrides}
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """Return everything that decides the result of a run, as plain values: equal identities are the same run."""
+    from efcil.presets import load_preset
+
+    resolved = resolve(settings)
+    by_name = {
+        "method": settings.method,
+        "dataset": settings.dataset,
+        "scenario": scenario_name(settings),
+        "seed": settings.seed,
+        "class_seed": settings.effective_class_seed,
+        "class_order": _class_order_identity(settings.class_order),
+        "held_out": settings.held_out,
+        "image_size": settings.image_size,
+        "network": resolved.network,
+        "augmentation": resolved.augmentation,
+        "precision": settings.precision,
+        "path": settings.path,
+        "deterministic": settings.deterministic,
+    }
+    if load_preset(settings.dataset).named_by_data and settings.data is not None:
+        by_name["data"] = str(Path(settings.data).expanduser().absolute())
+    for stage in STAGES:
+        by_name[stage] = _as_plain(getattr(resolved, stage))
+    by_name["method_settings"] = _as_plain(resolved.method)
+    return by_name
+
+
+def _as_plain(instance: Any) -> dict[str, Any]:
+    values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _class_order_identity(class_order: str) -> str:
+    if class_order in NAMED_CLASS_ORDERS:
+        return class_order
+    path = Path(class_order).expanduser()
+    if not path.is_file():
+        return class_order
+    # The order is what the file says, wherever it lies.
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return what differs between two identities: dotted name -> (stored, wanted)."""
+    old, new = _flatten(stored), _flatten(wanted)
+    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def pin(settings: Settings, stored: Mapping[str, Any], source: Path) -> Settings:
+    """Return settings that come to the identity `stored`, whatever presets and defaults have become since."""
+    fields: dict[str, Any] = {}
+    overrides = dict(settings.overrides)
+    for name, (old, _) in differences(stored, identity(settings)).items():
+        group, _, field = name.partition(".")
+        if group in STAGES:
+            overrides[name] = old
+        elif group == "method_settings":
+            overrides[field] = old
+        elif name in ("network", "augmentation"):
+            fields[name] = old
+        elif name != "data":
+            raise SettingsError(
+                f"{source}: {name} was {show(old)} when this was written, and its settings no longer lead there. "
+                "Restore the class order file it names, or remove the part called 'resolved'."
+            )
+    return replace(settings, **fields, overrides=overrides)
+
+
+def validate(settings: Settings) -> Settings:
+    """Check every name in the settings before anything is trained; return them with the overrides' types settled."""
+    from efcil import methods
+    from efcil.data.augment import AUGMENTATIONS
+    from efcil.data.scenario import SCENARIOS
+    from efcil.data.sources import SourceOptions, sources
+    from efcil.network.resnet import NETWORKS
+
+    methods.get(settings.method)
+    for kind, name, valid in (
+        ("dataset", settings.dataset, sources()),
+        ("scenario", settings.scenario, SCENARIOS),
+        ("network", settings.network, NETWORKS),
+        ("augmentation", settings.augmentation, AUGMENTATIONS),
+    ):
+        if name is not None and name not in valid:
+            raise unknown(kind, name, valid)
+    data = None if settings.data is None else Path(settings.data).expanduser()
+    sources()[settings.dataset].check(data, SourceOptions(held_out=settings.held_out, image_size=settings.image_size))
+    if settings.class_order not in NAMED_CLASS_ORDERS and not Path(settings.class_order).expanduser().is_file():
+        problem = unknown("class order", settings.class_order, NAMED_CLASS_ORDERS)
+        raise SettingsError(f"{problem} It is not a file either.")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", settings.device):
+        raise unknown("device", settings.device, ("auto", "cpu", "cuda", "cuda:0"))
+    return replace(settings, overrides=_typed_overrides(settings, resolve(settings)))

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from efcil.core.drift import compensate, drift_weights, euclidean_weights, move
+from efcil.errors import EfcilError
+
+
+def problem(classes: int = 4, samples: int = 30, size: int = 6, seed: int = 0) -> tuple[Tensor, ...]:
+    """Prototypes, old features, new features and a singular feature matrix."""
+    generator = torch.Generator().manual_seed(seed)
+    prototypes = torch.randn(classes, size, generator=generator, dtype=torch.float64)
+    old = torch.randn(samples, size, generator=generator, dtype=torch.float64)
+    new = old + 0.3 * torch.randn(samples, size, generator=generator, dtype=torch.float64)
+    root = torch.randn(size - 1, size, generator=generator, dtype=torch.float64)
+    return prototypes, old, new, root.T @ root
+
+
+def naive_weights(old: Tensor, prototypes: Tensor, matrix: Tensor, sigma: float) -> list[list[float]]:
+    distances = [[float((f - p) @ matrix @ (f - p)) for f in old] for p in prototypes]
+    lowest = min(min(row) for row in distances)
+    highest = max(max(row) for row in distances)
+    return [[math.exp(-(d - lowest) / (highest - lowest) / (2 * sigma**2)) for d in row] for row in distances]
+
+
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(classes=st.integers(1, 5), samples=st.integers(2, 20), seed=st.integers(0, 1000), sigma=st.floats(0.1, 2.0))
+def test_weights_and_update_against_loops(classes: int, samples: int, seed: int, sigma: float) -> None:
+    prototypes, old, new, matrix = problem(classes, samples, seed=seed)
+    expected = naive_weights(old, prototypes, matrix, sigma)
+    weights = drift_weights(old, prototypes, matrix, sigma)
+    torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=1e-12)
+    moved = compensate(prototypes, old, new, matrix, sigma)
+    for label in range(classes):
+        shift = sum(w * (new[i] - old[i]) for i, w in enumerate(expected[label])) / sum(expected[label])
+        torch.testing.assert_close(moved[label], prototypes[label] + shift, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(move(prototypes, weights, new - old), moved, rtol=1e-10, atol=1e-12)
+
+
+def test_scaling_is_joint_over_classes_and_samples() -> None:
+    prototypes, old, _, matrix = problem()
+    weights = drift_weights(old, prototypes, matrix, 0.2)
+    assert weights.max() == 1.0
+    assert float(weights.min()) == pytest.approx(math.exp(-12.5), rel=1e-6)
+    # One row alone spans less than the joint range, so it is not scaled by its own extremes.
+    assert (weights.max(dim=1).values < 1.0).sum() == len(prototypes) - 1
+
+
+@pytest.mark.parametrize("rows", [1, 7, 30, 1000])
+def test_chunks_do_not_change_the_result(rows: int) -> None:
+    prototypes, old, new, matrix = problem()
+    whole = compensate(prototypes, old, new, matrix)
+    torch.testing.assert_close(compensate(prototypes, old, new, matrix, rows=rows), whole, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_same_features_leave_prototypes_bit_equal(dtype: torch.dtype) -> None:
+    prototypes, old, _, matrix = (part.to(dtype) for part in problem())
+    assert torch.equal(compensate(prototypes, old, old.clone(), matrix), prototypes)
+
+
+def test_uniform_drift_moves_every_prototype_by_it() -> None:
+    prototypes, old, _, matrix = problem()
+    # Values on a binary grid: adding and taking them apart is exact, so only the weighted mean could go wrong.
+    prototypes, old = (prototypes * 64).round() / 64, (old * 64).round() / 64
+    drift = torch.tensor([0.5, -1.25, 3.0, 0.0, 0.25, -8.0], dtype=torch.float64)
+    moved = compensate(prototypes, old, old + drift, matrix)
+    torch.testing.assert_close(moved, prototypes + drift, rtol=1e-14, atol=1e-14)
+    single = compensate(prototypes.float(), old.float(), (old + drift).float(), matrix.float())
+    assert single.dtype == torch.float32
+    assert torch.equal(single, (prototypes + drift).float())
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.7])
+def test_equal_distances_give_equal_weights(offset: float) -> None:
+    prototypes, _, _, matrix = problem(classes=1)
+    old = (prototypes + offset).repeat(50, 1)
+    assert torch.equal(drift_weights(old, prototypes, matrix), torch.ones(1, 50, dtype=torch.float64))
+    new = old + torch.arange(50, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(compensate(prototypes, old, new, matrix), prototypes + 24.5)
+
+
+def test_distances_equal_up_to_rounding_give_equal_weights() -> None:
+    # Samples on a sphere around the one prototype: what differs between their distances is rounding alone.
+    prototypes, old, _, _ = problem(classes=1)
+    sphere = prototypes + 2.5 * torch.nn.functional.normalize(old, dim=1)
+    assert (sphere - prototypes).square().sum(dim=1).unique().numel() > 1
+    weights = drift_weights(sphere, prototypes, torch.eye(6, dtype=torch.float64))
+    assert torch.equal(weights, torch.ones(1, 30, dtype=torch.float64))
+
+
+def test_zero_matrix_gives_the_plain_mean_drift() -> None:
+    prototypes, old, new, matrix = problem()
+    moved = compensate(prototypes, old, new, torch.zeros_like(matrix))
+    torch.testing.assert_close(moved, prototypes + (new - old).mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shift", "tolerance"), [(torch.float32, 2.0**9, 1e-4), (torch.float64, 2.0**20, 1e-9)]
+)
+def test_far_from_the_origin_distances_keep_their_digits(dtype: torch.dtype, shift: float, tolerance: float) -> None:
+    prototypes, old, _, matrix = problem()
+    # On a binary grid the shift itself loses nothing.
+    prototypes, old = (prototypes * 64).round() / 64, (old * 64).round() / 64
+    near = drift_weights(old, prototypes, matrix)
+    far = drift_weights((old + shift).to(dtype), (prototypes + shift).to(dtype), matrix.to(dtype))
+    assert far.dtype == dtype
+    torch.testing.assert_close(far.double(), near, rtol=tolerance, atol=1e-9)
+
+
+def test_euclidean_weights_against_a_loop() -> None:
+    prototypes, old, _, _ = problem()
+    raw = torch.tensor(
+        [[math.exp(-float((f - p).square().sum()) / (2 * 0.8**2)) for f in old] for p in prototypes],
+        dtype=torch.float64,
+    )
+    weights = euclidean_weights(old, prototypes, sigma=0.8)
+    torch.testing.assert_close(weights, raw / raw.max(dim=1, keepdim=True).values, rtol=1e-10, atol=1e-14)
+
+
+def test_euclidean_weights_of_a_class_far_from_everything_do_not_vanish() -> None:
+    prototypes, old, new, _ = problem()
+    weights = euclidean_weights(old, prototypes + 1000.0, sigma=0.2)
+    assert torch.equal(weights.max(dim=1).values, torch.ones(4, dtype=torch.float64))
+    assert torch.isfinite(move(prototypes + 1000.0, weights, new - old)).all()
+
+
+def test_what_cannot_be_averaged_is_refused() -> None:
+    prototypes, old, new, matrix = problem()
+    with pytest.raises(EfcilError, match="0 samples"):
+        compensate(prototypes, old[:0], new[:0], matrix)
+    with pytest.raises(EfcilError, match="0 prototypes"):
+        drift_weights(old, prototypes[:0], matrix)
+    with pytest.raises(EfcilError, match="positive"):
+        euclidean_weights(old, prototypes, sigma=0.0)

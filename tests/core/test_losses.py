@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from efcil.core.losses import (
+    asymmetric_replay,
+    cross_entropy,
+    distillation,
+    feature_distillation,
+    symmetric_replay,
+    weighted_mean,
+)
+
+
+def batch(rows: int = 6, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, classes, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(0, classes, (rows,), generator=generator)
+
+
+def row_losses(logits: Tensor, targets: Tensor) -> list[float]:
+    losses = []
+    for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
+        losses.append(math.log(sum(math.exp(value) for value in row)) - row[target])
+    return losses
+
+
+def test_cross_entropy_plain_and_weighted() -> None:
+    logits, targets = batch()
+    losses = row_losses(logits, targets)
+    assert float(cross_entropy(logits, targets)) == pytest.approx(sum(losses) / 6, rel=1e-12)
+    weights = torch.tensor([1.0, 0.0, 2.0, 0.5, 0.0, 0.0])
+    expected = (losses[0] + 2 * losses[2] + 0.5 * losses[3]) / 3.5
+    assert float(cross_entropy(logits, targets, weights)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_padding_rows_change_neither_value_nor_gradient() -> None:
+    logits, targets = batch()
+    short = logits[:4].clone().requires_grad_()
+    padded = logits.clone().requires_grad_()
+    plain = cross_entropy(short, targets[:4])
+    masked = cross_entropy(padded, targets, torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0]))
+    plain.backward()
+    masked.backward()
+    assert short.grad is not None
+    assert padded.grad is not None
+    torch.testing.assert_close(masked, plain)
+    torch.testing.assert_close(padded.grad[:4], short.grad)
+    assert not padded.grad[4:].any()
+
+
+def test_no_weight_at_all_is_zero_with_zero_gradient() -> None:
+    logits, targets = batch()
+    logits.requires_grad_()
+    loss = cross_entropy(logits, targets, torch.zeros(6))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+def test_weighted_mean_keeps_the_type_of_the_values() -> None:
+    values = torch.tensor([1.0, 4.0])
+    assert weighted_mean(values, torch.tensor([True, False])).dtype == torch.float32
+    assert weighted_mean(values, torch.tensor([True, False])) == 1.0
+    assert weighted_mean(values) == 2.5
+
+
+def test_half_precision_is_promoted() -> None:
+    logits, targets = batch()
+    low = logits.bfloat16()
+    loss = cross_entropy(low, targets)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, cross_entropy(low.float(), targets))
+
+
+def test_asymmetric_replay_is_two_separate_means() -> None:
+    new_logits, targets = batch(6, 3)
+    replay_logits, replay_targets = batch(8, 10, seed=1)
+    weights = torch.tensor([1.0] * 5 + [0.0] * 3)
+    new_term, replay_term = asymmetric_replay(new_logits, targets, replay_logits, replay_targets, weights)
+    assert float(new_term) == pytest.approx(sum(row_losses(new_logits, targets)) / 6, rel=1e-12)
+    kept = row_losses(replay_logits[:5], replay_targets[:5])
+    assert float(replay_term) == pytest.approx(sum(kept) / 5, rel=1e-12)
+    masked, _ = asymmetric_replay(
+        new_logits, targets, replay_logits, replay_targets, weights, torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    )
+    assert float(masked) == pytest.approx(sum(row_losses(new_logits[:2], targets[:2])) / 2, rel=1e-12)
+
+
+def test_symmetric_replay_scales_the_prototypes_only() -> None:
+    logits, targets = batch(6, 10)
+    prototype_logits, prototype_targets = batch(4, 10, seed=1)
+    current, rehearsal = symmetric_replay(logits, targets, prototype_logits, prototype_targets, strength=10.0)
+    assert float(current) == pytest.approx(sum(row_losses(logits, targets)) / 6, rel=1e-12)
+    expected = 10.0 * sum(row_losses(prototype_logits, prototype_targets)) / 4
+    assert float(rehearsal) == pytest.approx(expected, rel=1e-12)
+
+
+def powered(logits: Tensor, temperature: float) -> Tensor:
+    """Softmax raised to 1/T and renormalised, the other way to write a softmax with temperature."""
+    powers = torch.softmax(logits, dim=1) ** (1 / temperature)
+    return powers / powers.sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
+def test_distillation_against_powers_of_probabilities(temperature: float) -> None:
+    student, _ = batch(6, 7)
+    teacher, _ = batch(6, 7, seed=3)
+    smoothed = powered(student, temperature) + 1e-5 / 7
+    smoothed = smoothed / smoothed.sum(dim=1, keepdim=True)
+    expected = -(powered(teacher, temperature) * smoothed.log()).sum(dim=1).mean()
+    torch.testing.assert_close(distillation(student, teacher, temperature), expected)
+
+
+def test_distillation_is_stationary_at_the_teacher_and_spares_it() -> None:
+    teacher, _ = batch(6, 7)
+    student = teacher.clone().requires_grad_()
+    leader = teacher.clone().requires_grad_()
+    distillation(student, leader, 2.0, smoothing=0.0).backward()
+    assert student.grad is not None
+    assert student.grad.abs().max() < 1e-15
+    assert leader.grad is None
+
+
+def test_distillation_of_a_student_sure_of_the_wrong_class_is_bounded() -> None:
+    student = torch.tensor([[2000.0, 0.0]])
+    loss = distillation(student, -student, 2.0)
+    assert float(loss) == pytest.approx(-math.log(5e-6 / (1 + 1e-5)), rel=1e-3)
+
+
+def test_feature_distillation_is_the_mean_squared_norm() -> None:
+    features = torch.tensor([[1.0, 2.0], [3.0, 5.0]], dtype=torch.float64)
+    old = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    assert float(feature_distillation(features, old)) == pytest.approx((4.0 + 25.0) / 2)
+    assert float(feature_distillation(features, old, torch.tensor([1.0, 0.0]))) == pytest.approx(4.0)
+    assert float(feature_distillation(features, features)) == 0.0

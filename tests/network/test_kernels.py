@@ -1,0 +1,103 @@
+"""The Triton kernels against the plain operations, through Triton's interpreter where there is no CUDA device."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported for the first time
+pytest.importorskip("triton", reason="Triton is not installed here; the plain operations are used instead")
+
+from efcil.network import kernels, operations  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tensor(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    value = torch.randn(*shape, generator=generator).to(DEVICE)
+    return value.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else value
+
+
+SHAPES = [(3, 16, 5, 5), (2, 64, 8, 8), (9, 8, 7, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_bias_relu(shape, with_residual):
+    x, bias = tensor(*shape), tensor(shape[1], seed=1)
+    residual = tensor(*shape, seed=2) if with_residual else None
+    expected = operations.bias_relu(x, bias, residual)
+    torch.testing.assert_close(kernels.bias_relu(x.clone(), bias, residual), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("with_other", [False, True])
+def test_mask(shape, with_other):
+    gradient, activation = tensor(*shape), tensor(*shape, seed=1)
+    other = tensor(*shape, seed=2) if with_other else None
+    expected = operations.mask(gradient, activation, other)
+    torch.testing.assert_close(kernels.mask(gradient.clone(), activation, other), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pool_and_its_way_back(shape):
+    activation = tensor(*shape).relu()
+    torch.testing.assert_close(kernels.pool(activation), operations.pool(activation))
+    gradient = tensor(shape[0], shape[1], seed=1)
+    torch.testing.assert_close(kernels.pool_mask(gradient, activation), operations.pool_mask(gradient, activation))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batch_normalisation_forwards_and_backwards(shape):
+    x, gradient = tensor(*shape) * 2 + 1, tensor(*shape, seed=1)
+    gamma, beta = tensor(shape[1], seed=2), tensor(shape[1], seed=3)
+    running = [(torch.zeros(shape[1], device=DEVICE), torch.ones(shape[1], device=DEVICE)) for _ in range(2)]
+    plain = operations.batch_statistics(x, gamma, beta, *running[0], 0.1, 1e-5)
+    fast = kernels.batch_statistics(x, gamma, beta, *running[1], 0.1, 1e-5)
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-4)
+    for left, right in zip(*running, strict=True):
+        torch.testing.assert_close(right, left, atol=1e-5, rtol=1e-4)
+    residual = tensor(*shape, seed=4)
+    for arguments in [(), (residual,), (residual, plain.flip(0).contiguous())]:
+        expected = operations.normalise_relu(x, plain, *arguments)
+        torch.testing.assert_close(kernels.normalise_relu(x, plain, *arguments), expected, atol=1e-5, rtol=1e-4)
+    outs = []
+    for module in (operations, kernels):
+        into = torch.zeros(2, shape[1], device=DEVICE)
+        outs.append((module.normalise_backward(gradient, x, plain, gamma, into[0], into[1]), into))
+    torch.testing.assert_close(outs[1], outs[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("with_scale", [False, True])
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
+def test_optimisers(with_scale, rule):
+    size = 1500
+    results = []
+    for module in (operations, kernels):
+        master, first, second = tensor(size), tensor(size, seed=1) * 0.1, tensor(size, seed=2).abs()
+        gradient = tensor(size, seed=3).bfloat16()
+        scale = tensor(size, seed=4) if with_scale else None
+        working = torch.zeros(size, dtype=torch.bfloat16, device=DEVICE)
+        hyper = torch.tensor([1e-2, 1.5], device=DEVICE)
+        if rule == "adam":
+            module.adam(master, gradient, first, second, hyper, (0.9, 0.999), 1e-8, 1e-3, scale, working)
+        else:
+            module.sgd(master, gradient, first, hyper, 0.9, 1e-3, scale, working)
+        results.append((master, first, second, working.float()))
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-2)
+    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-6, rtol=1e-5)
+
+
+def test_adam_is_torch_adam():
+    weight = torch.nn.Parameter(tensor(50).clone())
+    reference = torch.optim.Adam([weight], lr=1e-2, weight_decay=1e-2)
+    master, first, second = weight.detach().clone(), torch.zeros(50, device=DEVICE), torch.zeros(50, device=DEVICE)
+    for step in range(1, 6):
+        gradient = tensor(50, seed=step)
+        weight.grad = gradient.clone()
+        reference.step()
+        hyper = torch.tensor([1e-2 / (1 - 0.9**step), (1 - 0.999**step) ** -0.5], device=DEVICE)
+        operations.adam(master, gradient, first, second, hyper, (0.9, 0.999), 1e-8, 1e-2, None, None)
+        torch.testing.assert_close(master, weight.detach(), atol=1e-6, rtol=1e-5)
