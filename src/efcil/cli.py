@@ -26,9 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the run
     try:
-        return _dispatch(given)
-    except SystemExit as leaving:  # --help and --version
-        return leaving.code if isinstance(leaving.code, int) else 0
+        code = _dispatch(given)
+        sys.stdout.flush()  # here, where a reader that has gone is still handled
+        return code
     except KeyboardInterrupt:
         return _fail("Interrupted. Give the same command again to go on from the last finished task.", INTERRUPTED)
     except BrokenPipeError:
@@ -68,7 +68,10 @@ def _dispatch(given: list[str]) -> int:
     command = next((argument for argument in given if not argument.startswith("-")), None)
     if command is not None and command not in commands:
         raise SettingsError(f"There is no command {command!r}.{closest(command, commands)}")
-    arguments, unknown = parser.parse_known_args(given)
+    try:
+        arguments, unknown = parser.parse_known_args(given)
+    except SystemExit as leaving:  # --help and --version have printed what they had to
+        return leaving.code if isinstance(leaving.code, int) else 0
     if unknown:
         commands.get(arguments.command, parser).refuse(unknown)
     if arguments.command is None:

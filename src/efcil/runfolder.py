@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import ArrayLike
 
 from efcil.environment import environment
 from efcil.errors import EfcilError
@@ -82,24 +83,31 @@ class RunFolder:
     def __hash__(self) -> int:
         return hash(self.path)
 
-    def is_finished(self) -> bool:
-        """Return whether the run has ended with a summary; a summary that cannot be read raises."""
+    def is_finished(self, settings: Settings | None = None) -> bool:
+        """Return whether the run has ended with a summary; a summary that cannot be read raises.
+
+        With `settings`, a folder that holds another run raises too, so that nothing is skipped by mistake.
+        """
+        if settings is not None:
+            self._refuse_other(identity(settings))
         return self.summary_file.exists() and bool(self.read_summary())
 
     def write_settings(self, settings: Settings) -> None:
         """Record the settings; refuse a folder that holds another run, and say what differs."""
         wanted = identity(settings)
-        stored = self.read_identity()
-        if stored is not None:
-            changed = differences(stored, wanted)
-            if changed:
-                pairs = changed.items()
-                listed = "; ".join(f"{name} is {show(old)} there and {show(new)} now" for name, (old, new) in pairs)
-                raise RunFolderError(
-                    f"{self.path} holds a run with other settings: {listed}. "
-                    "Choose another --output, or remove that folder to start again."
-                )
+        self._refuse_other(wanted)
         write_atomically(self.settings_file, to_yaml(settings, resolved=wanted))
+
+    def _refuse_other(self, wanted: Mapping[str, Any]) -> None:
+        stored = self.read_identity()
+        changed = {} if stored is None else differences(stored, wanted)
+        if changed:
+            pairs = changed.items()
+            listed = "; ".join(f"{name} is {show(old)} there and {show(new)} now" for name, (old, new) in pairs)
+            raise RunFolderError(
+                f"{self.path} holds a run with other settings: {listed}. "
+                "Choose another --output, or remove that folder to start again."
+            )
 
     def read_identity(self) -> dict[str, Any] | None:
         """Return the identity of the run that this folder was made for, None where there is none yet."""
@@ -135,9 +143,7 @@ class RunFolder:
         if self.metrics_file.exists():
             write_atomically(self.metrics_file, "".join(line + "\n" for line in kept))
 
-    def write_accuracy(
-        self, agnostic: Sequence[Sequence[float]], aware: Sequence[Sequence[float]], task_sizes: Sequence[int]
-    ) -> None:
+    def write_accuracy(self, agnostic: ArrayLike, aware: ArrayLike, task_sizes: Sequence[int]) -> None:
         """Write both accuracy matrices (K x K, percent, NaN where not measured) and the classes per task (K)."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

@@ -4,7 +4,9 @@ import json
 import multiprocessing
 import os
 import shutil
+import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,8 +132,9 @@ def test_damage_is_noticed_and_repaired(tmp_path: Path, request_: Request, name:
     with pytest.raises(DataError, match="Delete"):
         verify(entry)
     build = Builder()
-    with pytest.warns(UserWarning, match="decoded again"):
+    with pytest.warns(UserWarning, match="decoded again") as warned:
         decoded = load_or_build(request_, tmp_path / "cache", build)
+    assert len(warned) == 1
     assert build.calls == 1
     assert decoded.train.images.reshape(-1).tolist() == [i % 251 for i in range(288)]
     verify(entry)
@@ -168,7 +171,7 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path, request_: Request)
     with pytest.raises(DataError, match="broken image"):
         load_or_build(request_, tmp_path / "cache", build)
     assert entries(tmp_path / "cache") == []
-    assert list((tmp_path / "cache").glob("*.building")) == []
+    assert list((tmp_path / "cache").glob(".*.building*")) == []
     assert load_or_build(request_, tmp_path / "cache", Builder()).test.labels.tolist() == [5, 1]
 
 
@@ -238,38 +241,57 @@ def test_a_full_disk_falls_back_to_memory(tmp_path: Path, request_: Request, mon
         decoded = load_or_build(request_, tmp_path / "cache", Builder())
     assert len(decoded.train) == 6
     assert entries(tmp_path / "cache") == []
-    assert list((tmp_path / "cache").glob("*.building")) == []
+    assert list((tmp_path / "cache").glob(".*.building*")) == []
 
 
-def _load_in_process(request: Request, root: Path, results: multiprocessing.Queue[tuple[int, int]]) -> None:
+PROCESSES = 3
+
+
+def _load_in_process(request: Request, root: Path, locks: bool) -> tuple[int, int]:
+    if not locks:
+        cache.fcntl = None  # type: ignore[assignment]
     build = Builder()
+    (request.data / f"ready-{os.getpid()}").touch()
+    for _ in range(2000):  # so that all begin together, however long each took to start
+        if len(list(request.data.glob("ready-*"))) == PROCESSES:
+            break
+        time.sleep(0.005)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         decoded = load_or_build(request, root, build)
-    results.put((build.calls, int(decoded.train.images.astype(np.int64).sum())))
+    return build.calls, int(decoded.train.images.astype(np.int64).sum())
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_processes_that_want_the_same_entry_at_once(
-    tmp_path: Path, request_: Request, monkeypatch: pytest.MonkeyPatch, locks: bool
-) -> None:
-    if not locks:
-        monkeypatch.setattr(cache, "fcntl", None)
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    processes = [
-        context.Process(target=_load_in_process, args=(request_, tmp_path / "cache", results)) for _ in range(4)
-    ]
-    for process in processes:
-        process.start()
-    found = [results.get(timeout=30) for _ in processes]
-    for process in processes:
-        process.join()
+def test_processes_that_want_the_same_entry_at_once(tmp_path: Path, request_: Request, locks: bool) -> None:
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        waiting = [pool.submit(_load_in_process, request_, tmp_path / "cache", locks) for _ in range(PROCESSES)]
+        found = [future.result(timeout=60) for future in waiting]
     assert {total for _, total in found} == {sum(i % 251 for i in range(288))}
     if locks:
         assert sum(calls for calls, _ in found) == 1
     (entry,) = entries(tmp_path / "cache")
     verify(entry)
+    assert list((tmp_path / "cache").glob(".*.building*")) == []
+
+
+def test_an_equal_entry_of_another_process_is_kept(
+    tmp_path: Path, request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "fcntl", None)
+    root = tmp_path / "cache"
+    made_meanwhile = []
+
+    def build(allocate: Allocate) -> Built:
+        load_or_build(request_, root, Builder())
+        made_meanwhile.extend((entry, entry.stat().st_ino) for entry in entries(root))
+        return Builder()(allocate)
+
+    decoded = load_or_build(request_, root, build)
+    ((entry, inode),) = made_meanwhile
+    assert entry.stat().st_ino == inode
+    assert entries(root) == [entry]
+    assert decoded.train.images.reshape(-1).tolist() == [i % 251 for i in range(288)]
 
 
 def test_checksum_of_contents_sees_contents_and_names_only(tmp_path: Path) -> None:

@@ -44,7 +44,13 @@ def execute(arguments: argparse.Namespace) -> int:
     wanted = SourceOptions(
         held_out=getattr(arguments, "held_out", None), image_size=getattr(arguments, "image_size", None)
     )
-    print(describe(load_dataset(arguments.name, None if data is None else Path(data), wanted)))
+    place = None if data is None else Path(data)
+    dataset = load_dataset(arguments.name, place, wanted)
+    cache = cache_place(dataset.train.images)
+    if cache is not None and not cache.exists():
+        # Images decoded just now are mapped from where they were built; read again, they come from the cache itself.
+        dataset = load_dataset(arguments.name, place, wanted)
+    print(describe(dataset))
     return 0
 
 
@@ -63,10 +69,11 @@ def describe(dataset: Any) -> str:
 
 
 def cache_place(images: Any) -> Path | None:
-    """Return the folder that an array is mapped from, None for one in memory."""
+    """Return the cache entry that an array is mapped from, None for one in memory."""
     while images is not None:
         if getattr(images, "filename", None):
-            return Path(images.filename).parent
+            # <entry>/<split>/images.npy
+            return Path(images.filename).parent.parent
         images = getattr(images, "base", None)
     return None
 

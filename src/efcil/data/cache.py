@@ -44,7 +44,7 @@ try:
 except ImportError:  # not a POSIX system: entries are still installed by rename, only the waiting is lost
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 1
+FORMAT = 1  # to be raised whenever the layout changes, or what an input is decoded to
 SPLITS = ("train", "test")
 FULL_CHECK_BYTES = 256 * 2**20
 BESIDE = ".efcil-cache"
@@ -216,8 +216,9 @@ def _check_files(entry: Path, manifest: Mapping[str, Any], *, full: bool) -> Non
 def _build_in(root: Path, request: Request, build: Callable[[Allocate], Built]) -> Decoded:
     entry = root / _entry_name(request, root)
     with _locked(root, entry.name) as alone:
-        if (found := _read_or_warn(entry, request)) is not None:  # made by another process while this one waited
-            return found
+        with contextlib.suppress(_Damaged):  # which has been warned of already
+            if (found := _read(entry, request)) is not None:  # made by another process while this one waited
+                return found
         if alone:  # whatever is half built was left by a process that was killed
             for leftover in root.glob(f".{entry.name}.*.building*"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -259,7 +260,7 @@ def _build_entry(staging: Path, entry: Path, request: Request, build: Callable[[
             _flush_to_disk(path)
         # Opened before the rename: the maps stay valid even if another process replaces the entry a moment later.
         decoded = _open_arrays(staging, manifest)
-        _install(staging, entry)
+        _install(staging, entry, request)
     return decoded
 
 
@@ -282,15 +283,18 @@ def _describe(file: Path) -> dict[str, Any]:
     return {"shape": list(shape), "bytes": size, "sha256": digest(file), "sampled": sampled_digest(file)}
 
 
-def _install(staging: Path, entry: Path) -> None:
-    """Move the finished folder to its place, moving a stale or damaged entry out of the way first."""
+def _install(staging: Path, entry: Path, request: Request) -> None:
+    """Move the finished folder to its place, unless another process has put an equal one there already."""
     for _ in range(10):
         try:
             os.rename(staging, entry)
         except OSError:
             if not entry.exists():
                 raise
-            aside = staging.with_name(f"{staging.name}.old")
+            with contextlib.suppress(_Damaged):
+                if _read(entry, request) is not None:
+                    return
+            aside = staging.with_name(f"{staging.name}.old")  # stale or damaged: out of the way with it
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 os.rename(entry, aside)
             shutil.rmtree(aside, ignore_errors=True)

@@ -42,7 +42,7 @@ class Execution:
     def equip(self, learner: Method) -> None:
         """Give the learner's network the chosen way of computing features."""
         network = learner.network
-        network.half = self.half
+        network.half_precision = self.half
         network.fused = FusedBackbone(network.backbone, self.dtype) if self.fused else None
 
     def stream(self) -> AbstractContextManager[object]:

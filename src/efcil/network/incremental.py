@@ -18,7 +18,7 @@ from efcil.network.resnet import ResNet
 class IncrementalNetwork(nn.Module):
     """Backbone plus heads. Logits of all heads, concatenated in task order, are the scores of all seen classes.
 
-    `half` and `fused` are execution choices, not state: `half` runs the backbone in bfloat16, `fused` replaces the
+    `half_precision` and `fused` are execution choices, not state: `half_precision` runs the backbone in bfloat16, `fused` replaces the
     layer-by-layer backbone by one differentiable operation (see network/fused.py) that reads the same parameters.
     """
 
@@ -26,7 +26,7 @@ class IncrementalNetwork(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.heads = nn.ParameterList()
-        self.half = False
+        self.half_precision = False
         self.fused: FusedBackbone | None = None
 
     @property
@@ -56,7 +56,7 @@ class IncrementalNetwork(nn.Module):
         if self.fused is not None:
             return self.fused(images)
         context: AbstractContextManager[object] = (
-            torch.autocast(images.device.type, dtype=torch.bfloat16) if self.half else nullcontext()
+            torch.autocast(images.device.type, dtype=torch.bfloat16) if self.half_precision else nullcontext()
         )
         with context:
             return self.backbone(images)

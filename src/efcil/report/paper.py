@@ -29,7 +29,7 @@ def paper_value(dataset: str, scenario: str, label: str, metric: str) -> PaperVa
 @cache
 def published() -> dict[tuple[str, str, str, str], PaperValue]:
     """Return every number by (dataset, scenario, label, metric)."""
-    with (resources.files("efcil.report") / "paper.csv").open(encoding="utf-8", newline="") as file:
+    with (resources.files("efcil.report") / "paper.csv").open(encoding="utf-8") as file:
         return {
             (row["dataset"], row["scenario"], row["label"], row["metric"]): PaperValue(
                 float(row["mean"]), float(row["std"]) if row["std"] else None, row["table"]

@@ -17,8 +17,9 @@ This page is made from the definitions in the code; change those and run `python
 docs/settings.md`.
 
 A run is described by the settings below, on the command line (`efcil run --seed 0 1 2`) or in a YAML file
-(`efcil run --config FILE`, with the names of the first column as keys). Flags override the file. {grid} take several
-values, and every combination becomes a run. A run's own `settings.yaml` is such a file.
+(`efcil run --config FILE`, with the names of the first column as keys). Flags override the file. A run's own
+`settings.yaml` is such a file. {grid}
+take several values, and every combination becomes a run.
 """
 
 _RECIPES = """\
@@ -62,7 +63,7 @@ def _table(members: Iterable[Option], flags: bool = False) -> str:
     lines = [heading, ["---"] * len(heading)]
     for option in members:
         flag = [f"`{option.flags}`"] if flags else []
-        default = "" if option.default == {} else f"`{show(option.default)}`" if option.default != () else "none"
+        default = "" if option.default in (None, {}, ()) else f"`{show(option.default)}`"
         lines.append([f"`{option.name}`", *flag, default, option.expected, option.help.replace("|", "\\|")])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 

@@ -56,7 +56,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that describes one run; values left at none come from the dataset's preset."""
+    """Everything that describes one run; what is left open comes from the dataset's preset."""
 
     method: str = option("efc", "Method to train; see `efcil methods`.", nargs="+", group="what to run")
     dataset: str = option("digits", "Dataset; see `efcil data`.", nargs="+", group="what to run")
@@ -69,7 +69,7 @@ class Settings:
     )
     seed: int = option(0, "Seed of everything random in training.", nargs="+", group="what to run", minimum=0)
     data: str | None = option(
-        None, "File or folder that holds the dataset; none for bundled or downloaded ones.", group="what to run"
+        None, "File or folder that holds the dataset; bundled and downloaded ones need none.", group="what to run"
     )
     tasks: int | None = option(
         None, "Number of tasks, for a scenario of your own instead of a named one.", group="scenario", minimum=1
@@ -87,7 +87,7 @@ class Settings:
         group="scenario",
     )
     class_seed: int | None = option(
-        None, "Seed of the class order; none means that it follows the seed.", nargs="+", group="scenario", minimum=0
+        None, "Seed of the class order; where not given it follows the seed.", nargs="+", group="scenario", minimum=0
     )
     held_out: float | None = option(
         None,
@@ -97,10 +97,10 @@ class Settings:
         maximum=1,
     )
     image_size: int | None = option(
-        None, "Side of the images in pixels; none lets the dataset say.", group="data", minimum=1
+        None, "Side of the images in pixels, where the dataset lets it be chosen.", group="data", minimum=1
     )
-    network: str | None = option(None, "Backbone; none takes the preset's.", group="training")
-    augmentation: str | None = option(None, "Training augmentation; none takes the preset's.", group="training")
+    network: str | None = option(None, "Backbone; where not given, the preset's.", group="training")
+    augmentation: str | None = option(None, "Training augmentation; where not given, the preset's.", group="training")
     epochs: int | None = option(
         None,
         "Epochs of every task, the first one too unless first_task_epochs is given. Milestones move in proportion.",

@@ -45,11 +45,15 @@ class Option:
         if self.choices is not None:
             return "one of " + ", ".join(_show(choice) for choice in self.choices)
         text = describe(self.annotation)
+        limits = ""
         if self.minimum is not None and self.maximum is not None:
-            return f"{text} from {self.minimum:g} to {self.maximum:g}"
-        if self.minimum is not None:
-            return f"{text}, at least {self.minimum:g}"
-        return text if self.maximum is None else f"{text}, at most {self.maximum:g}"
+            limits = f" from {self.minimum:g} to {self.maximum:g}"
+        elif self.minimum is not None:
+            limits = f" of at least {self.minimum:g}"
+        elif self.maximum is not None:
+            limits = f" of at most {self.maximum:g}"
+        bare = text.removesuffix(" or none")
+        return bare + limits + text[len(bare) :]
 
     def check(self, value: Any) -> Any:
         """Return `value` as the annotated type, or raise a SettingsError that says what was expected."""
@@ -162,9 +166,8 @@ def describe(annotation: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(_show(argument) for argument in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join(describe(a) for a in arguments if a is not type(None)) + (
-            " or none" if type(None) in arguments else ""
-        )
+        none = " or none" if type(None) in arguments and str not in arguments else ""
+        return " or ".join(describe(a) for a in arguments if a is not type(None)) + none
     if origin is tuple:
         inner = {int: "whole numbers", float: "numbers", str: "names"}.get(arguments[0], "values")
         return f"{inner} separated by commas"
@@ -203,8 +206,9 @@ def _convert(value: Any, annotation: Any) -> Any:
 
 
 def _convert_union(value: Any, arguments: tuple[Any, ...]) -> Any:
-    none = value is None or (isinstance(value, str) and value.lower() in {"none", "null"})
-    if type(None) in arguments and none:
+    # Where text is allowed, the word "none" is text: there is an augmentation of that name.
+    none_in_words = str not in arguments and isinstance(value, str) and value.lower() in {"none", "null"}
+    if type(None) in arguments and (value is None or none_in_words):
         return None
     for argument in arguments:
         if argument is not type(None):

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from efcil.errors import EfcilError
+from efcil.methods import available
+from efcil.report import FORMATS, METRICS, Table, matrices_text, matrix_text, paper_value, render, table
+from efcil.report.paper import published
+from efcil.report.render import escape_latex
+from efcil.runfolder import RunFolder, find_runs
+from efcil.settings import method_settings
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "paper" / "tables.csv"
+
+
+def write_run(root: Path, dataset: str, scenario: str, label: str, seed: int, **changes: Any) -> RunFolder:
+    run = RunFolder(root / dataset / scenario / label / f"seed{seed}")
+    summary = {
+        "method": label.split("+")[0],
+        "label": label,
+        "dataset": dataset,
+        "scenario": scenario,
+        "seed": seed,
+        "A_step": 40.0 + seed,
+        "A_inc": 55.5,
+        "task_mean": 41.0,
+        "forgetting": 12.0,
+        "task_aware_A_step": 80.0,
+        "seconds": {"total": 100.0 * (seed + 1), "train": 90.0},
+        "finished": "2024-01-01T00:00:00",
+    }
+    run.write_summary({**summary, **changes})
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for seed in (0, 1, 5):
+        write_run(tmp_path, "cifar100", "cs10", "efc", seed)
+    write_run(tmp_path, "cifar100", "cs10", "efc+prototype_update=none", 0)
+    write_run(tmp_path, "cifar100", "cs10", "finetune", 0, forgetting=None)
+    write_run(tmp_path, "cifar100", "ws5", "efc", 0)
+    write_run(tmp_path, "digits", "cs5", "efc+epochs=5", 0)
+    return tmp_path
+
+
+def test_rows_group_seeds(runs: Path) -> None:
+    rows = table(find_runs([runs])).rows
+    assert [(row.dataset, row.scenario, row.label) for row in rows] == [
+        ("cifar100", "cs10", "efc"),
+        ("cifar100", "cs10", "efc+prototype_update=none"),
+        ("cifar100", "cs10", "finetune"),
+        ("cifar100", "ws5", "efc"),
+        ("digits", "cs5", "efc+epochs=5"),
+    ]
+    efc = rows[0]
+    assert efc.seeds == (0, 1, 5)
+    assert efc.ours["A_step"].mean == pytest.approx(42.0)
+    assert efc.ours["A_step"].std == pytest.approx(statistics.stdev([40, 41, 45])) == pytest.approx(math.sqrt(7))
+    assert efc.ours["seconds"].mean == pytest.approx(300.0)
+    assert rows[1].ours["A_step"].std is None
+    assert "forgetting" not in rows[2].ours
+
+
+def test_scenarios_are_in_order_of_length(tmp_path: Path) -> None:
+    for scenario in ("ws10", "cs20", "ws5", "cs10", "cs5"):
+        write_run(tmp_path, "digits", scenario, "efc", 0)
+    scenarios = [row.scenario for row in table(find_runs([tmp_path])).rows]
+    assert scenarios == ["cs5", "cs10", "cs20", "ws5", "ws10"]
+
+
+def test_paper_stands_beside_ours_only_where_it_fits(runs: Path) -> None:
+    rows = {(row.scenario, row.label): row.paper for row in table(find_runs([runs])).rows}
+    assert rows["cs10", "efc"]["A_step"].mean == 43.62
+    assert rows["cs10", "efc"]["A_inc"].std == 0.91
+    assert rows["cs10", "efc+prototype_update=none"]["A_step"].mean == 39.28
+    assert "A_inc" not in rows["cs10", "efc+prototype_update=none"]
+    assert rows["cs10", "finetune"] == {}
+    assert rows["cs5", "efc+epochs=5"] == {}
+
+
+def test_unfinished_damaged_and_repeated_runs_are_listed(runs: Path, tmp_path: Path) -> None:
+    unfinished = RunFolder(runs / "cifar100" / "cs10" / "efc" / "seed7")
+    unfinished.path.mkdir()
+    unfinished.settings_file.write_text("seed: 7\n")
+    damaged = write_run(runs, "cifar100", "cs10", "efc", 8)
+    damaged.summary_file.write_text("{")
+    again = write_run(runs / "copy", "cifar100", "cs10", "efc", 0, A_step=99.0, finished="2025-01-01T00:00:00")
+    result = table(find_runs([runs]))
+    assert result.rows[0].seeds == (0, 1, 5)
+    assert result.rows[0].ours["A_step"].mean == pytest.approx((99 + 41 + 45) / 3)
+    reasons = {problem.path: problem.reason for problem in result.problems}
+    assert reasons.keys() == {unfinished.path, damaged.path, runs / "cifar100" / "cs10" / "efc" / "seed0"}
+    assert reasons[unfinished.path] == "not finished"
+    assert "summary.json is damaged" in reasons[damaged.path]
+    assert str(again.path) in reasons[runs / "cifar100" / "cs10" / "efc" / "seed0"]
+    for format in FORMATS:
+        text = render(result, format)
+        assert all(str(path) in text for path in reasons)
+
+
+def test_text_fits_eighty_columns_and_aligns(runs: Path) -> None:
+    text = render(table(find_runs([runs])), "text", width=80)
+    assert text.splitlines()[:7] == [
+        "cifar100 cs10",
+        "method      seeds        A_step  paper         A_inc  paper  forgetting  seconds",
+        "-" * 80,
+        "efc             3  42.00 ± 2.65  43.62  55.50 ± 0.00  58.58       12.00    300.0",
+        "efc+prototype_update=none",
+        "                1     40.00 ± -  39.28     55.50 ± -              12.00    100.0",
+        "finetune        1     40.00 ± -            55.50 ± -                       100.0",
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+    wide = render(table(find_runs([runs])), "text", width=200)
+    assert "\nefc+prototype_update=none      1" in wide
+
+
+def test_text_without_runs_says_so() -> None:
+    assert render(Table(())) == "No finished runs.\n"
+
+
+def test_markdown_has_equal_columns(runs: Path) -> None:
+    lines = render(table(find_runs([runs])), "markdown").splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert "| cifar100 | cs10 | efc | 3 | 42.00 ± 2.65 | 43.62 ± 0.70 | 55.50 ± 0.00 | 58.58 ± 0.91 |" in lines[2]
+    assert len(lines) == 2 + 5
+
+
+def test_latex_is_escaped_and_ruled(runs: Path) -> None:
+    text = render(table(find_runs([runs])), "latex")
+    assert r"efc+prototype\_update=none & 1 & 40.00 $\pm$ - & 39.28 $\pm$ 0.97" in text
+    assert text.count(r"\midrule") == 3
+    assert text.count(r"\toprule") == text.count(r"\bottomrule") == 1
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len({line.count("&") for line in rows}) == 1
+    columns = text.splitlines()[0].removeprefix(r"\begin{tabular}{").removesuffix("}")
+    assert len(columns) == rows[0].count("&") + 1
+    assert escape_latex("a_b&50%~{x}\\") == r"a\_b\&50\%\textasciitilde{}\{x\}\textbackslash{}"
+
+
+def test_csv_can_be_read_back(runs: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(render(table(find_runs([runs])), "csv"))))
+    assert rows[0]["seeds"] == "0 1 5"
+    assert float(rows[0]["A_step_mean"]) == pytest.approx(42.0)
+    assert rows[0]["A_step_paper_mean"] == "43.62"
+    assert rows[1]["A_step_std"] == "-"
+    assert rows[2]["forgetting_mean"] == ""
+
+
+def test_metrics_choose_columns(runs: Path) -> None:
+    rows = table(find_runs([runs]))
+    text = render(rows, "text", metrics=["task_mean"])
+    assert "task mean" in text
+    assert "A_step" not in text
+    wrongs: list[dict[str, Any]] = [{"format": "html"}, {"metrics": ["A_stp"]}, {"metrics": []}]
+    for wrong in wrongs:
+        with pytest.raises(EfcilError):
+            render(rows, **wrong)
+
+
+class TestPaper:
+    def test_lookup(self) -> None:
+        value = paper_value("tiny-imagenet", "ws10", "fusion", "A_step")
+        assert value is not None
+        assert (value.mean, value.std) == (46.92, None)
+        assert paper_value("cifar100", "cs10", "efc+epochs=5", "A_step") is None
+
+    def test_labels_are_those_of_runs(self) -> None:
+        for _, _, label, _ in published():
+            method, _, setting = label.partition("+")
+            if method == "efc" and setting and "low-rank" not in setting:
+                name, _, value = setting.partition("=")
+                assert getattr(method_settings(available()["efc"], {name: value}), name) == value
+
+    @pytest.mark.skipif(
+        not SHARED.exists(), reason="the shared table of the paper's numbers is not beside the repository"
+    )
+    def test_every_published_number_is_there(self) -> None:
+        datasets = {
+            "CIFAR-100": "cifar100",
+            "Tiny-ImageNet": "tiny-imagenet",
+            "ImageNet-Subset": "imagenet-subset",
+            "ImageNet-1K": "imagenet",
+        }
+        expected = []
+        with open(SHARED, newline="") as file:
+            for row in csv.DictReader(file):
+                scenario = ("ws" if row["start"] == "warm" else "cs") + row["steps"]
+                place = (datasets[row["dataset"]], scenario, row["metric"], row["table"].split()[-1])
+                expected.append((*place, float(row["mean"]), float(row["std"]) if row["std"] else -1.0))
+        ours = [
+            (dataset, scenario, metric, value.table, value.mean, -1.0 if value.std is None else value.std)
+            for (dataset, scenario, _, metric), value in published().items()
+        ]
+        assert sorted(ours) == sorted(expected)
+
+
+class TestMatrix:
+    nan = math.nan
+    matrix = ((90.0, nan, nan), (80.0, 85.5, nan), (70.0, 75.0, 100.0))
+
+    def test_rows_columns_and_step_accuracy(self) -> None:
+        assert matrix_text(self.matrix, [2, 2, 3], "Title").splitlines() == [
+            "Title",
+            "after task      1      2      3 |  A_step",
+            "classes         2      2      3 |",
+            "-----------------------------------------",
+            "         1   90.0               |   90.00",
+            "         2   80.0   85.5        |   82.75",
+            "         3   70.0   75.0  100.0 |   84.29",
+        ]
+
+    def test_rows_to_come_are_left_out(self) -> None:
+        partial = np.full((3, 3), math.nan)
+        partial[0, 0] = 50.0
+        assert len(matrix_text(partial, [1, 1, 1]).splitlines()) == 4
+
+    def test_both_matrices(self) -> None:
+        text = matrices_text(self.matrix, self.matrix, [2, 2, 3])
+        assert "Task-agnostic accuracy (%)" in text
+        assert "Task-aware accuracy (%)" in text
+
+
+def test_metric_names_are_those_of_the_summary(runs: Path) -> None:
+    summary = RunFolder(runs / "digits" / "cs5" / "efc+epochs=5" / "seed0").read_summary()
+    assert set(METRICS) <= set(summary)

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from efcil import __version__
+from efcil.cli import flags, main
+from efcil.errors import DataError, TrainingError
+from efcil.runfolder import RunFolder, locate
+from efcil.settings import Settings, label, scenario_name
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Recorder:
+    """Stands in for the training: remembers what it was asked for and leaves finished run folders."""
+
+    def __init__(self) -> None:
+        self.settings: list[Settings] = []
+        self.options: dict[str, Any] = {}
+        self.error: BaseException | None = None
+        self.finish = True
+
+    def run_grid(self, settings: list[Settings], output: Path, jobs_per_gpu: int, quiet: bool) -> list[Path]:
+        self.settings = settings
+        self.options = {"output": output, "jobs_per_gpu": jobs_per_gpu, "quiet": quiet}
+        if self.error is not None:
+            raise self.error
+        paths = []
+        for item in settings:
+            run = locate(output, item)
+            run.write_settings(item)
+            summary = {"method": item.method, "label": label(item), "dataset": item.dataset, "seed": item.seed}
+            if self.finish:
+                run.write_summary({**summary, "scenario": scenario_name(item), "A_step": 50.0, "A_inc": 60.0})
+            paths.append(run.path)
+        return paths
+
+
+def efcil(command: str) -> int:
+    return main(command.split())
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorder:
+    recorder = Recorder()
+    module = types.ModuleType("efcil.experiment")
+    module.run_grid = recorder.run_grid  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "efcil.experiment", module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return recorder
+
+
+class TestRun:
+    def test_no_arguments(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run"]) == 0
+        assert trained.settings == [Settings(method="efc"), Settings(method="finetune")]
+        assert trained.options == {"output": Path("runs"), "jobs_per_gpu": 1, "quiet": False}
+        output = capsys.readouterr().out
+        assert output.startswith("digits cs5\n")
+        assert "\nefc " in output
+        assert "\nfinetune " in output
+
+    def test_lists_make_a_grid(self, trained: Recorder) -> None:
+        command = "run --method efc finetune --scenario cs5 ws5 --seed 0 1 2 --output out --jobs-per-gpu 3 --quiet"
+        assert main(command.split()) == 0
+        assert len(trained.settings) == len(set(trained.settings)) == 12
+        assert {(s.method, s.scenario, s.seed) for s in trained.settings} == {
+            (method, scenario, seed)
+            for method in ("efc", "finetune")
+            for scenario in ("cs5", "ws5")
+            for seed in range(3)
+        }
+        assert trained.options == {"output": Path("out"), "jobs_per_gpu": 3, "quiet": True}
+
+    def test_every_flag_reaches_the_settings(self, trained: Recorder) -> None:
+        command = (
+            "run --method efc --tasks 3 --first-task-classes 4 --class-order natural --class-seed 7 --seed 2 "
+            "--network resnet18 --augmentation none --epochs 3 --first-task-epochs 4 --batch-size 8 --device cpu "
+            "--precision fp32 --path plain --deterministic --set efm_weight=2 later.learning_rate=1e-2 --set damping=1"
+        )
+        assert main(command.split()) == 0
+        assert trained.settings == [
+            Settings(
+                method="efc",
+                scenario="custom",
+                tasks=3,
+                first_task_classes=4,
+                class_order="natural",
+                class_seed=7,
+                seed=2,
+                network="resnet18",
+                augmentation="none",
+                epochs=3,
+                first_task_epochs=4,
+                batch_size=8,
+                device="cpu",
+                precision="fp32",
+                path="plain",
+                deterministic=True,
+                overrides={"efm_weight": 2.0, "later.learning_rate": 0.01, "damping": 1.0},
+            )
+        ]
+
+    def test_settings_of_a_method_go_to_the_methods_that_have_them(self, trained: Recorder) -> None:
+        assert main(["run", "--method", "efc", "finetune", "--set", "efm_weight=2", "later.epochs=3"]) == 0
+        efc, finetune = trained.settings
+        assert efc.overrides == {"efm_weight": 2.0, "later.epochs": 3}
+        assert finetune.overrides == {"later.epochs": 3}
+
+    def test_flags_override_the_file(self, trained: Recorder, tmp_path: Path) -> None:
+        content = {"method": ["efc", "finetune"], "seed": 4, "epochs": 9, "tasks": 2, "overrides": {"damping": 0.5}}
+        Path("mine.yaml").write_text(yaml.safe_dump(content))
+        assert efcil("run --config mine.yaml --method efc --epochs 2 --set efm_weight=1 --scenario cs5") == 0
+        assert trained.settings == [Settings(seed=4, epochs=2, overrides={"damping": 0.5, "efm_weight": 1.0})]
+
+    def test_a_run_can_be_repeated_from_its_settings(self, trained: Recorder) -> None:
+        assert (
+            main(["run", "--method", "efc", "--epochs", "2", "--seed", "3", "--set", "damping=0.2", "--tasks", "2"])
+            == 0
+        )
+        (first,) = trained.settings
+        record = locate("runs", first).settings_file
+        assert main(["run", "--config", str(record), "--output", "again"]) == 0
+        assert trained.settings == [first]
+
+    def test_data_becomes_absolute(self, trained: Recorder, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            (tmp_path / "images" / name).mkdir(parents=True)
+        assert main(["run", "--method", "efc", "--dataset", "folder", "--data", "images", "--held-out", "0.2"]) == 0
+        assert trained.settings[0].data == str(tmp_path / "images")
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ("--method efk", "Did you mean 'efc'"),
+            ("--dataset digitz", "Did you mean 'digits'"),
+            ("--scenario cs11", "Did you mean 'cs10'"),
+            ("--set efm_weigth=1", "Did you mean 'efm_weight'"),
+            ("--set efm_weight", "name=value"),
+            ("--set efm_weight=much", "a number"),
+            ("--set later.lr=1", "learning_rate"),
+            ("--class-order nature", "natural"),
+            ("--epochs 0", "of at least 1"),
+            ("--epochs", "--epochs"),
+            ("--precision fp8", "Valid: auto, bf16, fp32"),
+            ("--sede 1", "Did you mean '--seed'"),
+            ("--epoch=3", "Did you mean '--epochs'"),
+            ("--seed x", "a whole number"),
+            ("--config no.yaml", "no.yaml"),
+            ("--jobs-per-gpu 0", "--jobs-per-gpu"),
+            ("--scenario cs5 --tasks 3", "has its own tasks"),
+            ("--dataset digits cifar100 --data x", "each with its own --data"),
+            ("--dataset folder", "train/"),
+            ("--dataset folder --data nowhere", "nowhere"),
+        ],
+    )
+    def test_mistakes(self, trained: Recorder, capsys: pytest.CaptureFixture[str], arguments: str, says: str) -> None:
+        assert main(["run", *arguments.split()]) == 2
+        captured = capsys.readouterr()
+        assert says in captured.err
+        assert "Traceback" not in captured.err
+        assert trained.settings == []
+
+    def test_one_wrong_combination_stops_all_before_training(self, trained: Recorder) -> None:
+        assert main(["run", "--method", "efc", "fintune", "--seed", "0", "1"]) == 2
+        assert trained.settings == []
+
+    def test_unfinished_runs_give_exit_code_one(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        trained.finish = False
+        assert main(["run", "--method", "efc"]) == 1
+        captured = capsys.readouterr()
+        assert "not finished" in captured.out
+        assert "1 of 1 runs did not finish" in captured.err
+
+    @pytest.mark.parametrize(
+        ("error", "code", "says"),
+        [
+            (TrainingError("The loss is not finite."), 1, "The loss is not finite."),
+            (DataError("x.parquet is truncated."), 2, "x.parquet is truncated."),
+            (KeyboardInterrupt(), 130, "Interrupted"),
+            (ZeroDivisionError("oops"), 1, "--debug"),
+        ],
+    )
+    def test_exit_codes(
+        self, trained: Recorder, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, says: str
+    ) -> None:
+        trained.error = error
+        assert main(["run"]) == code
+        captured = capsys.readouterr()
+        assert says in captured.err
+        assert "Traceback" not in captured.err
+
+    def test_debug_shows_the_traceback(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        trained.error = TrainingError("The loss is not finite.")
+        assert main(["run", "--debug"]) == 1
+        assert "Traceback" in capsys.readouterr().err
+
+
+class TestOthers:
+    def test_unknown_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["reprot"]) == 2
+        assert "Did you mean 'report'" in capsys.readouterr().err
+
+    def test_stray_argument(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "efc"]) == 2
+        assert "'efc'" in capsys.readouterr().err
+
+    def test_version_and_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--version"]) == 0
+        assert capsys.readouterr().out == f"efcil {__version__}\n"
+        for arguments in ([], ["--help"], ["run", "--help"]):
+            assert main(arguments) == 0
+            assert "usage: efcil" in capsys.readouterr().out
+
+    def test_methods(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["methods"]) == 0
+        listed = capsys.readouterr().out
+        for part in ("efc", "finetune", "joint", "efm_weight=10"):
+            assert part in listed
+        assert main(["methods", "efc"]) == 0
+        assert "prototype_update = efm  (one of efm, none)" in capsys.readouterr().out
+        assert main(["methods", "efk"]) == 2
+
+    def test_data(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["data"]) == 0
+        listed = capsys.readouterr().out
+        assert all(f"{name}: " in listed for name in ("cifar100", "digits", "folder", "tiny-imagenet"))
+        assert main(["data", "digits"]) == 0
+        described = capsys.readouterr().out
+        assert "digits: 10 classes, 8 x 8 pixels" in described
+        assert "1,442 images, 140 to 147 per class" in described
+        assert main(["data", "digitz"]) == 2
+        assert main(["data", "--data", "x"]) == 2
+        assert main(["data", "folder"]) == 2
+
+    def test_data_names_the_cache(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from PIL import Image
+
+        for index, name in enumerate(("cat", "dog")):
+            for image in range(4):
+                place = tmp_path / "pets" / name
+                place.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (12, 9), (40 * index, image, 0)).save(place / f"{image}.png")
+        arguments = ["data", "folder", "--data", str(tmp_path / "pets"), "--held-out", "0.25", "--image-size", "8"]
+        assert main(arguments) == 0
+        described = capsys.readouterr().out
+        assert "2 classes, 8 x 8 pixels" in described
+        assert "6 images, 3 per class" in described
+        assert "cat, dog" in described
+        cache = Path(described.splitlines()[-1].split(maxsplit=1)[1])
+        assert (cache / "manifest.json").is_file()
+        assert cache.is_relative_to(tmp_path)
+
+    def test_report(self, trained: Recorder, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        main(["run", "--seed", "0", "1"])
+        shown = capsys.readouterr().out
+        assert main(["report", "runs"]) == 0
+        assert capsys.readouterr().out == shown
+        assert main(["report"]) == 0
+        assert capsys.readouterr().out == shown
+        assert main(["report", "runs", "--format", "csv", "--metric", "A_inc", "--output", "out/table.csv"]) == 0
+        assert capsys.readouterr().out == ""
+        lines = Path("out/table.csv").read_text().splitlines()
+        assert lines[1].startswith("digits,cs5,efc,2,0 1,60.0000,0.0000")
+        for wrong in ("report nowhere", "report runs --format html", "report runs --metric A"):
+            assert main(wrong.split()) == 2
+
+    def test_report_lists_damaged_runs(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        main(["run"])
+        RunFolder("runs/digits/cs5/efc/seed0").summary_file.write_text("{")
+        capsys.readouterr()
+        assert main(["report", "runs"]) == 0
+        assert "summary.json is damaged" in capsys.readouterr().out
+
+
+def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "efcil", *arguments]
+    return subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
+def test_module_runs_as_a_program() -> None:
+    result = program("run", "--sede", "1", stdout=subprocess.PIPE)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("efcil: `efcil run` has no option '--sede'")
+
+
+def test_reader_that_has_gone_is_no_accident() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = program("data", stdout=writer)
+    os.close(writer)
+    assert result.returncode == 1
+    assert result.stderr == ""
+
+
+def test_flags_are_frozen() -> None:
+    """Scripts depend on flags: to change one on purpose, change tests/flags.txt too."""
+    assert flags() == (ROOT / "tests" / "flags.txt").read_text().splitlines()

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from efcil import runfolder
+from efcil.environment import command, environment, source_commit
+from efcil.runfolder import RunFolder, RunFolderError, find_runs, locate, write_atomically
+from efcil.settings import Settings, load_config
+
+SUMMARY = {
+    "method": "efc",
+    "label": "efc",
+    "dataset": "digits",
+    "scenario": "cs5",
+    "seed": 0,
+    "A_step": 80.0,
+    "A_inc": 90.0,
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+def test_location_has_dataset_scenario_label_and_seed(tmp_path: Path) -> None:
+    settings = Settings(seed=3, epochs=2)
+    assert locate(tmp_path, settings).path == tmp_path / "digits" / "cs5" / "efc+epochs=2" / "seed3"
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_run_again(run: RunFolder) -> None:
+    settings = Settings(seed=1, overrides={"efm_weight": 3.0}, epochs=2)
+    run.write_settings(settings)
+    assert load_config(run.settings_file) == [settings]
+
+
+def test_same_run_may_be_written_twice_and_on_another_device(run: RunFolder) -> None:
+    run.write_settings(Settings())
+    run.write_settings(Settings(device="cpu"))
+
+
+def test_folder_of_another_run_is_refused(run: RunFolder) -> None:
+    run.write_settings(Settings(epochs=3))
+    before = run.settings_file.read_text()
+    with pytest.raises(RunFolderError) as error:
+        run.write_settings(Settings(epochs=4, overrides={"damping": 0.5}))
+    for part in (
+        str(run.path),
+        "later.epochs is 3 there and 4 now",
+        "method_settings.damping is 0.1 there and 0.5 now",
+    ):
+        assert part in str(error.value)
+    assert "seed" not in str(error.value)
+    assert run.settings_file.read_text() == before
+    run.write_summary(SUMMARY)
+    assert run.is_finished(Settings(epochs=3))
+    with pytest.raises(RunFolderError, match="other settings"):
+        run.is_finished(Settings(epochs=4))
+
+
+@pytest.mark.parametrize("content", ["a: [", "seed: 0\n", "resolved: 3\n", "- 1\n"])
+def test_damaged_settings_are_named(run: RunFolder, content: str) -> None:
+    run.path.mkdir()
+    run.settings_file.write_text(content)
+    with pytest.raises(RunFolderError, match=r"settings\.yaml is damaged"):
+        run.write_settings(Settings())
+
+
+def test_metrics_grow_line_by_line(run: RunFolder) -> None:
+    run.append_metrics({"task": 0, "loss": np.float32(0.5), "rates": (1, 2)})
+    run.append_metrics({"task": 1, "loss": math.nan})
+    assert run.read_metrics() == [{"task": 0, "loss": 0.5, "rates": [1, 2]}, {"task": 1, "loss": None}]
+
+
+@pytest.mark.parametrize("torn", ['{"task": 2, "lo', "x"])
+def test_torn_line_is_dropped(run: RunFolder, torn: str) -> None:
+    run.append_metrics({"task": 1})
+    with open(run.metrics_file, "a") as file:
+        file.write(torn)
+    assert run.read_metrics() == [{"task": 1}]
+    run.append_metrics({"task": 2})
+    assert run.read_metrics() == [{"task": 1}, {"task": 2}]
+
+
+def test_torn_first_line_is_dropped(run: RunFolder) -> None:
+    run.path.mkdir()
+    run.metrics_file.write_text('{"ta')
+    run.append_metrics({"task": 0})
+    assert run.read_metrics() == [{"task": 0}]
+
+
+def test_truncated_metrics_hold_no_line_of_an_unfinished_task(run: RunFolder) -> None:
+    for task in (0, 0, 1, 1):
+        run.append_metrics({"task": task})
+    run.truncate_metrics(lambda line: line["task"] < 1)
+    run.append_metrics({"task": 1, "again": True})
+    assert run.read_metrics() == [{"task": 0}, {"task": 0}, {"task": 1, "again": True}]
+
+
+def test_truncating_nothing_creates_nothing(run: RunFolder) -> None:
+    run.truncate_metrics(lambda line: True)
+    assert not run.metrics_file.exists()
+    assert run.read_metrics() == []
+
+
+def test_damaged_metrics_line_is_named(run: RunFolder) -> None:
+    run.path.mkdir()
+    run.metrics_file.write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is damaged in line 2"):
+        run.read_metrics()
+
+
+def test_accuracy_round_trip(run: RunFolder) -> None:
+    agnostic = np.array([[90.0, math.nan], [100 / 3, 80.5]])
+    aware = np.array([[95.0, math.nan], [70.0, 99.5]])
+    run.write_accuracy(agnostic, aware, [3, 2])
+    read_agnostic, read_aware, sizes = run.read_accuracy()
+    np.testing.assert_array_equal(read_agnostic, agnostic)
+    np.testing.assert_array_equal(read_aware, aware)
+    assert sizes == [3, 2]
+    assert run.accuracy_file.read_text().splitlines() == [
+        "accuracy,after_task,task_1,task_2",
+        "classes,,3,2",
+        "task-agnostic,1,90.0,",
+        "task-agnostic,2,33.333333333333336,80.5",
+        "task-aware,1,95.0,",
+        "task-aware,2,70.0,99.5",
+    ]
+
+
+@pytest.mark.parametrize("content", ["", "accuracy,after_task,task_1\nclasses,,2\n", "a,b,c\nclasses,,x\n"])
+def test_damaged_accuracy_is_named(run: RunFolder, content: str) -> None:
+    run.path.mkdir()
+    run.accuracy_file.write_text(content)
+    with pytest.raises(RunFolderError, match=r"accuracy\.csv is damaged"):
+        run.read_accuracy()
+
+
+def test_summary_marks_the_run_as_finished(run: RunFolder) -> None:
+    assert not run.is_finished()
+    run.write_summary(
+        {**SUMMARY, "forgetting": math.nan, "A_step_per_task": np.array([90.0, 80.0]), "place": Path("a")}
+    )
+    assert run.is_finished()
+    assert run.read_summary() == {**SUMMARY, "forgetting": None, "A_step_per_task": [90.0, 80.0], "place": "a"}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"method": "efc"}', "\ud800"])
+def test_damaged_summary_is_named(run: RunFolder, content: str) -> None:
+    run.path.mkdir()
+    run.summary_file.write_bytes(content.encode("utf-8", "surrogatepass"))
+    for read in (run.read_summary, run.is_finished):
+        with pytest.raises(RunFolderError, match=r"summary\.json is damaged"):
+            read()
+
+
+def test_incomplete_summary_is_not_written(run: RunFolder) -> None:
+    with pytest.raises(RunFolderError, match="lacks A_inc"):
+        run.write_summary({name: value for name, value in SUMMARY.items() if name != "A_inc"})
+    assert not run.summary_file.exists()
+
+
+def test_failed_write_keeps_the_old_file_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def broken(*arguments: object) -> None:
+        raise OSError("disk full")
+
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(runfolder.os, step, broken)
+            with pytest.raises(OSError, match="disk full"):
+                write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_files_can_be_read_by_others(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    before = os.umask(0o022)
+    try:
+        write_atomically(path, b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_runs_are_found_once_and_in_natural_order(tmp_path: Path) -> None:
+    for seed in (10, 2, 1):
+        RunFolder(tmp_path / "d" / f"seed{seed}").write_summary({**SUMMARY, "seed": seed})
+    unfinished = RunFolder(tmp_path / "d" / "seed3")
+    unfinished.write_settings(Settings(seed=3))
+    RunFolder(tmp_path / ".first" / "x").write_summary(SUMMARY)
+    found = find_runs([tmp_path, tmp_path / "d", tmp_path / "d" / "seed1" / "summary.json"])
+    assert [run.path.name for run in found] == ["seed1", "seed2", "seed3", "seed10"]
+    assert find_runs([tmp_path / "d" / "seed2"]) == [RunFolder(tmp_path / "d" / "seed2")]
+
+
+def test_missing_place_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="nowhere"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_environment_says_what_made_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/x/efcil/__main__.py", "run", "--data", "a b"])
+    found = environment()
+    assert json.loads(json.dumps(found)) == found
+    assert {"python", "torch", "numpy", "efcil"} <= set(found["versions"])
+    assert found["hardware"]["cores"] >= 1
+    assert found["hardware"]["cpu"]
+    assert command() == found["command"] == "efcil run --data 'a b'"
+
+
+def test_commit_is_that_of_the_tracked_source(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    source = tmp_path / "module.py"
+    source.write_text("x = 1\n")
+    assert source_commit(source) == (None, None)
+    git("init")
+    assert source_commit(source) == (None, None), "a file that git does not track says nothing about the commit"
+    git("add", "module.py")
+    git("commit", "-m", "one")
+    commit, dirty = source_commit(source)
+    assert commit is not None
+    assert len(commit) == 40
+    assert dirty is False
+    source.write_text("x = 2\n")
+    assert source_commit(source) == (commit, True)

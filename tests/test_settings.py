@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import efcil.presets
+from efcil.errors import EfcilError, SettingsError
+from efcil.presets import load_preset, parse_preset, presets
+from efcil.settings import (
+    NAMED_CLASS_ORDERS,
+    Recipe,
+    Settings,
+    documentation,
+    expand,
+    identity,
+    label,
+    load_config,
+    method_settings,
+    option,
+    options,
+    read_config,
+    resolve,
+    scenario_name,
+    to_yaml,
+    validate,
+)
+from efcil.settings.resolution import differences
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Example:
+    weight: float = option(10.0, "A weight.", minimum=0)
+    count: int = option(3, "A count.")
+    active: bool = option(True, "A switch.")
+    update: str = option("efm", "A choice.", choices=("efm", "none"))
+    limit: int | None = option(None, "A limit.")
+    steps: tuple[int, ...] = option((1,), "Steps.")
+    mode: Literal["a", "b"] = option("a", "A literal.")
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("name", "value", "expected"),
+        [
+            ("weight", "0.1", 0.1),
+            ("weight", "1e-3", 1e-3),
+            ("weight", 2, 2.0),
+            ("count", "7", 7),
+            ("active", "false", False),
+            ("active", "Yes", True),
+            ("update", "none", "none"),
+            ("limit", "none", None),
+            ("limit", "4", 4),
+            ("steps", "1,2", (1, 2)),
+            ("steps", [3, 4], (3, 4)),
+            ("steps", 5, (5,)),
+            ("mode", "b", "b"),
+        ],
+    )
+    def test_text_becomes_the_annotated_type(self, name: str, value: object, expected: object) -> None:
+        result = getattr(method_settings(Example, {name: value}), name)
+        assert result == expected
+        assert type(result) is type(expected)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "says"),
+        [
+            ("weight", "many", "a number of at least 0"),
+            ("weight", "-1", "a number of at least 0"),
+            ("weight", "nan", "a number"),
+            ("count", "2.5", "a whole number"),
+            ("count", 2.5, "a whole number"),
+            ("count", True, "a whole number"),
+            ("active", "maybe", "true or false"),
+            ("limit", "x", "a whole number or none"),
+            ("steps", "1,b", "whole numbers separated by commas"),
+            ("update", "emf", "Did you mean 'efm'"),
+            ("update", 3, "one of efm, none"),
+            ("mode", "c", "Valid: a, b"),
+        ],
+    )
+    def test_wrong_values_say_what_was_expected(self, name: str, value: object, says: str) -> None:
+        with pytest.raises(SettingsError) as error:
+            method_settings(Example, {name: value})
+        assert says in str(error.value)
+        assert repr(name) in str(error.value)
+
+    def test_unknown_setting_names_the_closest_and_all(self) -> None:
+        with pytest.raises(SettingsError, match="Did you mean 'weight'") as error:
+            method_settings(Example, {"wieght": 1})
+        assert all(name in str(error.value) for name in options(Example))
+
+    def test_settings_check_themselves(self) -> None:
+        wrongs: list[dict[str, Any]] = [
+            {"epochs": 0},
+            {"seed": -1},
+            {"precision": "fp16"},
+            {"held_out": 1.0},
+            {"tasks": 3},
+        ]
+        for wrong in wrongs:
+            with pytest.raises(SettingsError):
+                Settings(**wrong)
+        with pytest.raises(SettingsError, match="needs the number of tasks"):
+            Settings(first_task_classes=4)
+        with pytest.raises(SettingsError, match="--tasks N"):
+            Settings(scenario="custom")
+
+    def test_settings_can_be_compared_hashed_and_sent_to_a_process(self) -> None:
+        settings = Settings(overrides={"efm_weight": 5.0})
+        assert settings == Settings(overrides={"efm_weight": 5.0}) != Settings()
+        assert len({settings, Settings(overrides={"efm_weight": 5.0})}) == 1
+        assert pickle.loads(pickle.dumps(settings)) == settings
+
+    def test_the_word_none_is_an_augmentation(self) -> None:
+        assert resolve(Settings(augmentation="none")).augmentation == "none"
+        assert resolve(Settings()).augmentation == load_preset("digits").augmentation() != "none"
+
+    def test_default_mapping_is_not_shared(self) -> None:
+        assert Settings().overrides is not Settings().overrides
+
+
+class TestRecipe:
+    @pytest.mark.parametrize(
+        ("epochs", "milestones"),
+        [(100, (45, 90)), (200, (90, 180)), (50, (22, 45)), (10, (4, 9)), (3, (1, 2)), (2, (1,)), (1, ())],
+    )
+    def test_milestones_scale(self, epochs: int, milestones: tuple[int, ...]) -> None:
+        recipe = Recipe(epochs=100, schedule="steps", milestones=(45, 90)).with_epochs(epochs)
+        assert (recipe.epochs, recipe.milestones) == (epochs, milestones)
+
+    def test_milestones_stay_distinct_and_inside(self) -> None:
+        long = Recipe(epochs=160, schedule="steps", milestones=(80, 120, 150))
+        for epochs in range(1, 200):
+            scaled = long.with_epochs(epochs).milestones
+            assert list(scaled) == sorted(set(scaled))
+            assert all(1 <= milestone < epochs for milestone in scaled)
+            assert len(scaled) == min(3, epochs - 1)
+
+    def test_milestones_must_grow(self) -> None:
+        with pytest.raises(SettingsError, match="must grow"):
+            Recipe(milestones=(5, 5))
+
+
+class TestFiles:
+    def test_round_trip_is_exact(self, tmp_path: Path) -> None:
+        settings = Settings(
+            method="finetune",
+            dataset="cifar100",
+            data="/a b/ü",
+            seed=3,
+            class_seed=1,
+            epochs=7,
+            held_out=0.1,
+            overrides={"x": "0.1", "y": 1e-05, "z": (1, 2), "flag": True, "nothing": None, "word": "none"},
+        )
+        (tmp_path / "s.yaml").write_text(to_yaml(settings), encoding="utf-8")
+        assert load_config(tmp_path / "s.yaml") == [settings]
+        assert to_yaml(load_config(tmp_path / "s.yaml")[0]) == to_yaml(settings)
+
+    def test_lists_make_a_grid(self, tmp_path: Path) -> None:
+        (tmp_path / "s.yaml").write_text("method: [efc, finetune]\nseed: [0, 1, 1]\nscenario: cs5\nepochs: 2\n")
+        runs = load_config(tmp_path / "s.yaml")
+        assert [(run.seed, run.method) for run in runs] == list(itertools.product((0, 1), ("efc", "finetune")))
+        assert all(run.epochs == 2 for run in runs)
+
+    def test_tasks_imply_a_custom_scenario(self) -> None:
+        (run,) = expand({"tasks": 4, "first_task_classes": 3})
+        assert run.scenario == "custom"
+        assert scenario_name(run) == "custom-4-first-3"
+        assert scenario_name(replace(run, first_task_classes=None)) == "custom-4"
+        assert scenario_name(Settings()) == "cs5"
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("methd: efc", "Did you mean 'method'"),
+            ("epochs: many", "a whole number"),
+            ("epochs: [1, 2]", "takes one value"),
+            ("seed: []", "empty list"),
+            ("- a\n- b", "name: value"),
+            ("a: [1", "not valid YAML"),
+            ("resolved: 3", "resolved"),
+        ],
+    )
+    def test_mistakes_name_the_file(self, tmp_path: Path, text: str, says: str) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        with pytest.raises(SettingsError, match=r"mine\.yaml") as error:
+            read_config(path)
+        assert says in str(error.value)
+
+    def test_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(SettingsError, match=r"nowhere\.yaml"):
+            read_config(tmp_path / "nowhere.yaml")
+
+    def test_record_of_a_run_keeps_its_meaning_when_presets_change(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = Settings(seed=2)
+        before = identity(settings)
+        path = tmp_path / "settings.yaml"
+        path.write_text(to_yaml(settings, resolved=before))
+        assert load_config(path) == [settings]
+
+        preset = load_preset("digits")
+        changed = replace(preset, first_task=replace(preset.first_task, learning_rate=0.5, milestones=(2,)))
+        monkeypatch.setattr(efcil.presets, "load_preset", lambda dataset: changed)
+        (again,) = load_config(path)
+        assert identity(Settings(seed=2)) != before
+        assert identity(again) == before
+        assert again.overrides["first_task.learning_rate"] == preset.first_task.learning_rate
+
+
+class TestResolution:
+    def test_epochs_reach_both_recipes_unless_the_first_task_has_its_own(self) -> None:
+        both = resolve(Settings(dataset="cifar100", epochs=10))
+        assert (both.first_task.epochs, both.later.epochs) == (10, 10)
+        assert both.first_task.milestones == (4, 9)
+        own = resolve(Settings(dataset="cifar100", epochs=10, first_task_epochs=20))
+        assert (own.first_task.epochs, own.later.epochs) == (20, 10)
+        first_only = resolve(Settings(dataset="cifar100", first_task_epochs=20))
+        assert (first_only.first_task.epochs, first_only.later.epochs) == (20, 100)
+
+    def test_overrides_reach_recipes_and_method(self) -> None:
+        changes = {
+            "first_task.learning_rate": "0.5",
+            "later.epochs": "50",
+            "later.milestones": "7,9",
+            "efm_weight": "3",
+        }
+        resolved = resolve(Settings(overrides=changes, batch_size=16))
+        assert resolved.first_task.learning_rate == 0.5
+        assert (resolved.later.epochs, resolved.later.milestones) == (50, (7, 9))
+        assert resolved.method.efm_weight == 3.0
+        assert resolved.first_task.batch_size == resolved.later.batch_size == 16
+
+    @pytest.mark.parametrize(
+        ("name", "says"),
+        [
+            ("efm_wieght", "efm_weight"),
+            ("latr.epochs", "later"),
+            ("later.epoch", "epochs"),
+            ("first_task.x", "optimiser"),
+        ],
+    )
+    def test_unknown_overrides_name_the_closest(self, name: str, says: str) -> None:
+        with pytest.raises(SettingsError, match=says):
+            resolve(Settings(overrides={name: "1"}))
+
+    def test_network_of_a_folder_follows_its_image_size(self) -> None:
+        settings = Settings(dataset="folder", data="x")
+        assert resolve(settings).network is None
+        small, large = resolve(settings, image_size=96), resolve(settings, image_size=97)
+        assert (small.network, small.augmentation) == ("resnet18-small", "crop-flip")
+        assert (large.network, large.augmentation) == ("resnet18", "resized-crop")
+        assert resolve(replace(settings, image_size=224)).network == "resnet18"
+        assert resolve(replace(settings, network="slim"), image_size=224).network == "slim"
+
+
+class TestLabel:
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({}, "efc"),
+            ({"seed": 4, "device": "cpu"}, "efc"),
+            ({"dataset": "cifar100", "epochs": 100, "batch_size": 64, "network": "resnet18-small"}, "efc"),
+            ({"dataset": "cifar100", "epochs": 100, "first_task_epochs": 100}, "efc"),
+            ({"overrides": {"efm_weight": "10", "prototype_update": "efm"}}, "efc"),
+            ({"overrides": {"prototype_update": "none"}, "epochs": 5}, "efc+prototype_update=none+epochs=5"),
+            ({"epochs": 5, "first_task_epochs": 5}, "efc+epochs=5"),
+            ({"class_order": "natural", "class_seed": 0}, "efc+class_order=natural+class_seed=0"),
+            ({"dataset": "cifar100", "overrides": {"later.learning_rate": "1e-4", "damping": 2.5}}, "efc+damping=2.5"),
+            (
+                {"precision": "fp32", "path": "plain", "deterministic": True},
+                "efc+precision=fp32+path=plain+deterministic=true",
+            ),
+            ({"dataset": "folder", "data": "/x/my flowers", "held_out": 0.2}, "efc+data=my-flowers+held_out=0.2"),
+        ],
+    )
+    def test_names_only_what_changes_the_result(self, changes: dict[str, Any], expected: str) -> None:
+        assert label(Settings(**changes)) == expected
+
+    def test_settings_that_are_redundant_only_together_are_kept(self) -> None:
+        # Later tasks have 100 epochs here and the first one 160: each setting alone repeats what the other implies.
+        both = Settings(dataset="imagenet-subset", epochs=100, first_task_epochs=100)
+        assert resolve(both) != resolve(Settings(dataset="imagenet-subset"))
+        assert label(both) == "efc+first_task_epochs=100"
+
+    def test_class_order_file_is_named_by_its_stem(self, tmp_path: Path) -> None:
+        path = tmp_path / "my order.txt"
+        path.write_text("1\n0\n")
+        assert label(Settings(class_order=str(path))) == "efc+class_order=my-order"
+
+    def test_long_labels_are_cut_and_stay_distinct(self) -> None:
+        changes = {"efm_weight": 1.5, "damping": 0.25, "feature_weight": 3.5, "symmetric_weight": 4.5}
+        one = label(Settings(overrides={**changes, "drift_sigma": 0.3}, epochs=3, batch_size=8))
+        two = label(Settings(overrides={**changes, "drift_sigma": 0.3}, epochs=4, batch_size=8))
+        assert one != two
+        assert max(len(one), len(two)) <= 80
+        assert one.startswith("efc+damping=0.25")
+
+
+class TestIdentity:
+    def test_spelling_does_not_matter(self) -> None:
+        base = Settings(dataset="cifar100", seed=1)
+        same = replace(base, epochs=100, class_seed=1, device="cpu", data="/x", overrides={"efm_weight": "10"})
+        assert identity(base) == identity(same)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"method": "finetune"},
+            {"dataset": "cifar100"},
+            {"scenario": "ws5"},
+            {"seed": 1},
+            {"class_seed": 5},
+            {"class_order": "icarl"},
+            {"epochs": 3},
+            {"first_task_epochs": 3},
+            {"batch_size": 7},
+            {"network": "resnet18"},
+            {"augmentation": "none"},
+            {"precision": "fp32"},
+            {"path": "plain"},
+            {"deterministic": True},
+            {"image_size": 16},
+            {"overrides": {"damping": 1}},
+            {"overrides": {"later.decay": 0.5}},
+        ],
+    )
+    def test_whatever_changes_the_result_changes_the_identity(self, change: dict[str, Any]) -> None:
+        assert differences(identity(Settings()), identity(Settings(**change)))
+
+    def test_class_order_file_counts_by_content(self, tmp_path: Path) -> None:
+        one, copy, other = (tmp_path / name for name in ("one", "copy", "other"))
+        one.write_text("0\n1\n")
+        copy.write_text("0\n1\n")
+        other.write_text("1\n0\n")
+        first, second, third = (identity(Settings(class_order=str(path))) for path in (one, copy, other))
+        assert first == second != third
+
+    def test_folders_differ_by_place(self) -> None:
+        one = identity(Settings(dataset="folder", data="/a/images"))
+        assert one != identity(Settings(dataset="folder", data="/b/images"))
+
+
+class TestValidate:
+    def test_overrides_get_their_types(self) -> None:
+        checked = validate(Settings(overrides={"efm_weight": "3", "later.milestones": "2,4"}))
+        assert checked.overrides == {"efm_weight": 3.0, "later.milestones": (2, 4)}
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"method": "efk"}, "efc"),
+            ({"dataset": "digit"}, "digits"),
+            ({"scenario": "cs15"}, "cs5"),
+            ({"network": "resnet"}, "resnet18"),
+            ({"augmentation": "crop"}, "crop"),
+            ({"class_order": "icrl"}, "icarl"),
+            ({"device": "gpu"}, "cuda"),
+            ({"dataset": "folder"}, "train/"),
+            ({"data": "/not/there"}, "/not/there"),
+            ({"held_out": 0.2}, "held_out"),
+        ],
+    )
+    def test_mistakes_are_found_before_training(self, change: dict[str, Any], says: str) -> None:
+        with pytest.raises(EfcilError, match=says):
+            validate(Settings(**change))
+
+    def test_class_orders_are_those_of_the_scenarios(self) -> None:
+        from efcil.data.scenario import class_order
+
+        for name in NAMED_CLASS_ORDERS:
+            assert sorted(class_order(name, 10, 0)) == list(range(10))
+
+
+class TestPresets:
+    def test_every_preset_loads_and_names_what_exists(self) -> None:
+        from efcil.data.augment import AUGMENTATIONS
+        from efcil.data.sources import sources
+        from efcil.methods import available
+        from efcil.network.resnet import NETWORKS
+
+        assert set(sources()) <= set(presets())
+        for name in presets():
+            preset = load_preset(name)
+            for choice in preset.choices:
+                assert choice.network in NETWORKS
+                assert choice.augmentation in AUGMENTATIONS
+            for cls in available().values():
+                assert preset.later(cls.family).epochs >= 1
+
+    def test_values_of_the_paper(self) -> None:
+        for name in ("cifar100", "tiny-imagenet"):
+            preset = load_preset(name)
+            assert preset.network() == "resnet18-small"
+            expected = Recipe("adam", 1e-3, None, 0.0, 2e-4, 100, "steps", (45, 90), 0.1, 64, True)
+            assert preset.first_task == expected
+            assert preset.later("scheduled") == replace(expected, rotations=False)
+            assert preset.later("efc") == Recipe("adam", 1e-4, None, 0.0, 2e-4, 100, "constant", (), 0.1, 64, False)
+            assert preset.later("ssre") == Recipe("adam", 2e-4, None, 0.0, 5e-4, 60, "steps", (45,), 0.1, 128, False)
+        subset, full = load_preset("imagenet-subset"), load_preset("imagenet")
+        assert subset.first_task == Recipe("sgd", 0.1, None, 0.9, 5e-4, 160, "steps", (80, 120, 150), 0.1, 64, True)
+        assert full.first_task == replace(subset.first_task, batch_size=256, rotations=False)
+        assert subset.later("efc") == Recipe("adam", 1e-4, 1e-5, 0.0, 2e-4, 100, "constant", (), 0.1, 64, False)
+        assert full.later("efc") == replace(subset.later("efc"), batch_size=256)
+
+    def test_first_task_recipe_can_be_asked_for_later_tasks(self) -> None:
+        preset = load_preset("digits")
+        assert preset.later("first_task") == preset.first_task
+
+    def test_unknown_names(self) -> None:
+        with pytest.raises(SettingsError, match="cifar100"):
+            load_preset("cifar10")
+        with pytest.raises(SettingsError, match="scheduled"):
+            load_preset("digits").later("schedule")
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("network: a\naugmentation: b\nfirst_task: {}\n", "'later' is missing"),
+            ("network: a\naugmentation: b\nfirst_task: {learning_rat: 1}\nlater: {}\n", "learning_rate"),
+            ("network: a\naugmentation: b\nfirst_task: {}\nlater: {efc: {epochs: x}}\n", "later: efc"),
+            ("augmentation: b\nfirst_task: {}\nlater: {}\n", "network and augmentation"),
+            ("netwrk: a\nfirst_task: {}\nlater: {}\n", "network"),
+            ("by_image_size: [{network: a, augmentation: b, up_to: 9}]\nfirst_task: {}\nlater: {}\n", "up_to"),
+            ("a: [", "not valid YAML"),
+            ("7", "name: value"),
+        ],
+    )
+    def test_broken_presets_are_named(self, text: str, says: str) -> None:
+        with pytest.raises(SettingsError, match=r"presets/mine\.yaml") as error:
+            parse_preset(text, "mine", "presets/mine.yaml")
+        assert says in str(error.value)
+
+
+def test_documentation_is_current() -> None:
+    stored = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert stored == documentation(), "run: python -m efcil.settings.documentation docs/settings.md"
+
+
+def test_every_setting_is_documented() -> None:
+    for definition in (Settings, Recipe):
+        assert all(known.help.endswith(".") for known in options(definition).values())
+        assert {field.name for field in dataclasses.fields(definition)} == set(options(definition))
+
+
+def test_settings_and_help_do_not_import_torch() -> None:
+    code = "import sys, efcil.cli; assert efcil.cli.main(['run', '--help']) == 0; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
