@@ -63,11 +63,13 @@ def test_batch_normalisation_forwards_and_backwards(shape):
     for arguments in [(), (residual,), (residual, plain.flip(0).contiguous())]:
         expected = operations.normalise_relu(x, plain, *arguments)
         torch.testing.assert_close(kernels.normalise_relu(x, plain, *arguments), expected, atol=1e-5, rtol=1e-4)
-    outs = []
-    for module in (operations, kernels):
-        into = torch.zeros(2, shape[1], device=DEVICE)
-        outs.append((module.normalise_backward(gradient, x, plain, gamma, into[0], into[1]), into))
-    torch.testing.assert_close(outs[1], outs[0], atol=1e-4, rtol=1e-4)
+    activation, other = tensor(*shape, seed=5), tensor(*shape, seed=6)
+    for arguments in [(), (activation,), (activation, other)]:
+        outs = []
+        for module in (operations, kernels):
+            into = torch.zeros(2, shape[1], device=DEVICE)
+            outs.append((*module.normalise_backward(gradient.clone(), x, plain, gamma, *into, *arguments), into))
+        torch.testing.assert_close(outs[1], outs[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("with_scale", [False, True])

@@ -16,7 +16,7 @@ from efcil.methods.base import Batch, Method, Plan, Task
 
 BLOCK = 128
 LARGE_BLOCK = 16
-FROZEN_PIECE = 1024
+FROZEN_PIECE = 1280
 
 
 class Feed:
@@ -42,8 +42,10 @@ class Feed:
         self.draws: dict[str, Tensor] = {}
         self._views: dict[int, View] = {}
         place = torch.arange(max(batch_size, self.repeats), device=data.device)
-        self._current_rows = place[:batch_size] + batch_size
-        self._previous_rows = place[: self.repeats]
+        self._rows = {
+            length: torch.cat([place[:length] + batch_size, place[: self.repeats]])
+            for length in {batch_size, self.remainder or batch_size}
+        }
         self._piece = min(FROZEN_PIECE, data.chunk_size())
 
     def blocks(self) -> range:
@@ -121,13 +123,12 @@ class Feed:
                 {name: value[start : start + length] for name, value in self.frozen.items()},
                 {name: value[place] for name, value in self.draws.items()},
             )
-        offset = place * size
-        rows = self._current_rows[:length] + offset
-        previous = self._previous_rows + offset
+        rows = self._rows[length] + place * size
+        labels = self.labels.index_select(0, rows)
         return Batch(
-            self.images.index_select(0, torch.cat([rows, previous]) if self.repeats else rows),
-            self.labels.index_select(0, rows),
-            self.labels.index_select(0, previous),
-            {name: value.index_select(0, rows) for name, value in self.frozen.items()},
+            self.images.index_select(0, rows),
+            labels[:length],
+            labels[length:],
+            {name: value.index_select(0, rows[:length]) for name, value in self.frozen.items()},
             {name: value.index_select(0, place)[0] for name, value in self.draws.items()},
         )

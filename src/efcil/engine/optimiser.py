@@ -36,12 +36,12 @@ class Optimiser:
     def skip(self, steps: int) -> None:
         """Leave out the first steps of the block: they were taken before an interruption."""
 
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
+    def begin_step(self, index: Tensor | None) -> None:
+        """Forget the gradients. `index` is the step's place in the block where that lives on the device."""
         raise NotImplementedError
 
-    def step(self, index: Tensor | None) -> None:
-        """Move the parameters. `index` is the step's place in the block where that lives on the device."""
+    def step(self) -> None:
+        """Move the parameters."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
@@ -83,11 +83,11 @@ class TorchOptimiser(Optimiser):
             else:
                 group["lr"] = rate * factor
 
-    def zero_grad(self) -> None:
+    def begin_step(self, index: Tensor | None) -> None:
         """Forget the gradients."""
         self.inner.zero_grad(set_to_none=True)
 
-    def step(self, index: Tensor | None) -> None:
+    def step(self) -> None:
         """Move the parameters."""
         self.inner.step()
 
@@ -135,8 +135,8 @@ class _Segment:
 class FlatOptimiser(Optimiser):
     """Adam or SGD over flat tensors: one kernel for the convolutions, one for BatchNorm, one for everything else.
 
-    The parameters of the modules become views of the flat tensors. Gradients of the convolutions come from the fused
-    backbone already flat, in its working type; the kernel writes the next working weights while it is at it.
+    The parameters of the modules become views of the flat tensors. The fused backbone hands over the gradient of each
+    convolution during the way back, in its working type; the kernel writes the next working weights while it is at it.
     """
 
     def __init__(self, groups: list[ParameterGroup], recipe: Recipe, fused: FusedBackbone, block_steps: int) -> None:
@@ -146,9 +146,10 @@ class FlatOptimiser(Optimiser):
         folded = not fused.backbone.training
         if fused.folded is not folded:
             fused.refresh(folded)
+        fused.update = None
         rates = {id(p): g["learning_rate"] for g in groups for p in g["params"]}
         trained = [p for g in groups for p in g["params"]]
-        convolutions = [c.weight for c in fused.convolutions]
+        convolutions: list[nn.Parameter] = [c.weight for c in fused.convolutions]  # type: ignore[misc]
         norms = [n.weight for n in fused.norms] + [n.bias for n in fused.norms]
         inside = {id(p) for p in convolutions + norms}
         self.segments: list[_Segment] = []
@@ -158,6 +159,8 @@ class FlatOptimiser(Optimiser):
                 weight.data = channels_last_view(piece, weight.shape)
             scale = fused.scale() if folded else None
             self._add(convolutions, master, rates, fused.gradient, scale, fused.working)
+            self._ends = torch.tensor([0, *fused.sizes]).cumsum(0).tolist()
+            fused.update = self._update_convolution
         elif any(id(p) in rates for p in convolutions):
             raise ValueError("the fused backbone trains all of its convolutions or none")
         if all(id(p) in rates for p in norms):
@@ -176,7 +179,9 @@ class FlatOptimiser(Optimiser):
             self._add(parameters, master, rates, torch.zeros_like(master), None, None, gathered=False)
         device = fused.working.device
         self.hyper = torch.zeros(block_steps, len(self.segments), 2, device=device, dtype=fused.bias.dtype)
+        self._rates = self.hyper[0]
         self._position = 0
+        self._moved = False
 
     @staticmethod
     def _flatten(parameters: list[nn.Parameter]) -> Tensor:
@@ -221,35 +226,49 @@ class FlatOptimiser(Optimiser):
         """Move on in the table of rates."""
         self._position = steps
 
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
+    def begin_step(self, index: Tensor | None) -> None:
+        """Forget the gradients and look up the rates."""
         self.fused.zero_grad()
         for segment in self.segments:
             if not segment.gathered:
                 for parameter in segment.parameters:
                     parameter.grad = None
-
-    @torch.no_grad()
-    def step(self, index: Tensor | None) -> None:
-        """Move the parameters and the working weights."""
         if index is None:
-            hyper = self.hyper[self._position]
+            self._rates = self.hyper[self._position]
             self._position += 1
         else:
-            hyper = self.hyper.index_select(0, index)[0]
+            self._rates = self.hyper.index_select(0, index)[0]
+        self._moved = False
+
+    def _update_convolution(self, index: int, gradient: Tensor) -> None:
+        """Move one convolution; called by the fused backbone as soon as its gradient is final."""
+        self._moved = True
+        self._move(0, slice(self._ends[index], self._ends[index + 1]), gradient)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move whatever has not moved yet."""
         for number, segment in enumerate(self.segments):
+            if segment.working is not None and self._moved:
+                continue
             if not segment.gathered:
                 torch.cat([_gradient(p).reshape(-1) for p in segment.parameters], out=segment.gradient)
-            if self.recipe.optimiser == "adam":
-                self.operations.adam(
-                    segment.master, segment.gradient, segment.first, segment.second, hyper[number],
-                    BETAS, EPSILON, self.recipe.weight_decay, segment.scale, segment.working,
-                )  # fmt: skip
-            else:
-                self.operations.sgd(
-                    segment.master, segment.gradient, segment.first, hyper[number],
-                    self.recipe.momentum, self.recipe.weight_decay, segment.scale, segment.working,
-                )  # fmt: skip
+            self._move(number, slice(None), segment.gradient)
+
+    def _move(self, number: int, part: slice, gradient: Tensor) -> None:
+        segment, recipe = self.segments[number], self.recipe
+        scale = None if segment.scale is None else segment.scale[part]
+        working = None if segment.working is None else segment.working[part]
+        if recipe.optimiser == "adam":
+            self.operations.adam(
+                segment.master[part], gradient, segment.first[part], segment.second[part], self._rates[number],
+                BETAS, EPSILON, recipe.weight_decay, scale, working,
+            )  # fmt: skip
+        else:
+            self.operations.sgd(
+                segment.master[part], gradient, segment.first[part], self._rates[number],
+                recipe.momentum, recipe.weight_decay, scale, working,
+            )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
         """Return the moments of every segment."""

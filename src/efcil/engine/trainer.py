@@ -171,18 +171,17 @@ class Trainer:
 
     def _compute(self, place: int | Tensor, length: int) -> None:
         """Forward, backward, update, for the batch at `place` of the block."""
-        self.optimiser.zero_grad()
+        self.optimiser.begin_step(None if isinstance(place, int) else place)
         terms = self.learner.loss(self.feed.batch(place, length))
         self.names = list(terms)
         values = torch.stack(list(terms.values()))
         values.sum().backward()
+        self.optimiser.step()
         with torch.no_grad():
             values = values.detach().float()
             if isinstance(place, int):
-                self.optimiser.step(None)
                 self.losses[place, : len(values)] = values
             else:
-                self.optimiser.step(place)
                 self.losses[:, : len(values)].index_copy_(0, place, values[None])
                 place.add_(1)
 

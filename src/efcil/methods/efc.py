@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from efcil.core import drift, prototypes
 from efcil.core.covariance import task_average
+from efcil.core.elastic import elastic_loss
 from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
-from efcil.core.losses import cross_entropy, weighted_mean
+from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
 from efcil.network.incremental import IncrementalNetwork
@@ -128,27 +129,28 @@ class ElasticFeatureConsolidation(Method):
         new_count = torch.minimum(composition.new_count, plan.previous_counts)
         place = torch.arange(width, device=labels.device)
         again = torch.arange(self.previous_images(task), device=labels.device)
-        draws["replay_weights"] = torch.cat([again < new_count[:, None], place < old_count[:, None]], dim=1).float()
+        counts = torch.cat([again < new_count[:, None], place < old_count[:, None]], dim=1).float()
+        draws["replay_weights"] = counts / counts.sum(dim=1, keepdim=True).clamp(min=1.0)
         return draws
 
     def loss(self, batch: Batch) -> Terms:
         """Drift penalty plus PR-ACE (or the symmetric loss)."""
-        features = self.network.features(batch.images)
-        size, old = batch.size, len(self.means)
-        delta = features[:size] - batch.frozen["features"]
-        terms = {"drift": ((delta @ self.penalty) * delta).sum(dim=1).mean()}
-        rows = torch.cat([features, batch.draws["prototypes"]])
-        logits = functional.linear(rows, self.network.head_weight())
-        if self.settings.loss == "symmetric":
-            terms["current"] = cross_entropy(logits[:size], batch.labels)
-            replay = cross_entropy(logits[size:], batch.draws["prototype_labels"])
-            terms["replay"] = self.settings.symmetric_weight * replay
-            return terms
-        targets = torch.cat([batch.previous_labels, batch.draws["prototype_labels"]])
-        terms["current"] = cross_entropy(logits[:size, old:], batch.labels - old)
-        rows_loss = functional.cross_entropy(logits[size:], targets, reduction="none")
-        terms["replay"] = weighted_mean(rows_loss, batch.draws["replay_weights"])
-        return terms
+        features, weight = self.network.features(batch.images), self.network.head_weight()
+        old_features, prototypes_ = batch.frozen["features"], batch.draws["prototypes"]
+        if self.settings.loss == "prace":
+            targets = torch.cat([batch.labels, batch.previous_labels, batch.draws["prototype_labels"]])
+            drift_term, current, replay = elastic_loss(
+                features, weight, old_features, self.penalty, prototypes_, targets,
+                batch.draws["replay_weights"], len(self.means),
+            )  # fmt: skip
+            return {"drift": drift_term, "current": current, "replay": replay}
+        delta = features - old_features
+        rehearsal = cross_entropy(functional.linear(prototypes_, weight), batch.draws["prototype_labels"])
+        return {
+            "drift": ((delta @ self.penalty) * delta).sum(dim=1).mean(),
+            "current": cross_entropy(functional.linear(features, weight), batch.labels),
+            "replay": self.settings.symmetric_weight * rehearsal,
+        }
 
     # -- statistics --------------------------------------------------------------------------------------------
 

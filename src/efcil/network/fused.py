@@ -7,7 +7,8 @@ separate kernels, casts, layout copies, unfused additions. Here the whole backbo
 - where BatchNorm is frozen, its scale is folded into those weights and its shift added together with the residual and
   the ReLU in one pass; the optimiser unfolds the gradient (chain rule: d/dW = scale * d/d(scale * W));
 - where BatchNorm trains, statistics, normalisation, residual and ReLU are two passes over the activations;
-- weight gradients run on a second stream, since nothing waits for them before the optimiser.
+- weight gradients run on side streams, since nothing waits for them but the optimiser, and the optimiser moves a weight
+  as soon as its gradient is there.
 
 The parameters stay those of the `ResNet` module: this class only reads them, and the flat optimiser
 (engine/optimiser.py) writes both. The same code runs on the CPU with the plain operations, which is how it is tested.
@@ -15,6 +16,7 @@ The parameters stay those of the `ResNet` module: this class only reads them, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -25,6 +27,9 @@ from torch.nn import functional
 
 from efcil.network import operations
 from efcil.network.resnet import BasicBlock, ResNet
+
+SIDE_STREAMS = 2
+STEM_CHANNELS = 8
 
 
 def _operations_for(device: torch.device) -> ModuleType:
@@ -96,8 +101,21 @@ class FusedBackbone:
         self._beta_gradients = list(self.norm_gradient[1].split(channels))
         self.folded: bool | None = None
         self.anchor = torch.zeros((), device=device, requires_grad=True)
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        #: Called with (number, gradient) as soon as a weight gradient is final; set by an optimiser that can use it.
+        self.update: Callable[[int, Tensor], None] | None = None
+        self._sides = [torch.cuda.Stream(device) for _ in range(SIDE_STREAMS)] if device.type == "cuda" else []
+        self._forward_calls = 0
         self._backward_calls = 0
+        # cuDNN adds shift, residual and ReLU to a convolution for free; it wants the shift in the working type.
+        self._cudnn = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+        self._half_bias = self.bias.to(dtype)
+        self._half_biases = list(self._half_bias.split(channels))
+        # Tensor cores want eight input channels; three colours are filled up with zeros.
+        self._stem: Tensor | None = None
+        if self._cudnn:
+            stem = self.weights[0]
+            self._stem = torch.zeros(stem.shape[0], STEM_CHANNELS, *stem.shape[2:], device=device, dtype=dtype)
+            self._stem = self._stem.contiguous(memory_format=torch.channels_last)
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -129,14 +147,12 @@ class FusedBackbone:
                 assert isinstance(block, BasicBlock)
                 if block.shortcut_conv is not None:
                     self._bias(block.conv2).add_(self._bias(block.shortcut_conv))
+            self._half_bias.copy_(self.bias)
         self.folded = folded
 
     def invalidate(self) -> None:
         """Forget the working weights: something else changed the parameters."""
         self.folded = None
-
-    def _weight(self, convolution: nn.Module) -> Tensor:
-        return self.weights[self._index[id(convolution)]]
 
     def _bias(self, convolution: nn.Module) -> Tensor:
         return self.biases[self._index[id(convolution)]]
@@ -148,13 +164,25 @@ class FusedBackbone:
         frozen = not self.backbone.training
         if self.folded is not frozen:
             self.refresh(folded=frozen)
-        images = images.to(self.dtype).contiguous(memory_format=torch.channels_last)
+        images = self._prepare(images)
         if torch.is_grad_enabled() and self.convolutions[0].weight.requires_grad:
+            self._forward_calls += 1
             return _Backbone.apply(images, self.anchor, self)  # type: ignore[no-any-return]
         return self.run_forward(images)[0]
 
+    def _prepare(self, images: Tensor) -> Tensor:
+        """Bring images to the working type and layout, with as many channels as the stem wants."""
+        if self._stem is None:
+            return images.to(self.dtype).contiguous(memory_format=torch.channels_last)
+        self._stem[:, :3].copy_(self.weights[0])
+        batch, _, height, width = images.shape
+        padded = torch.zeros(batch, height, width, STEM_CHANNELS, device=images.device, dtype=self.dtype)
+        padded[..., :3].copy_(images.permute(0, 2, 3, 1))
+        return padded.permute(0, 3, 1, 2)
+
     def zero_grad(self) -> None:
         """Forget the gradients of the last step."""
+        self._forward_calls = 0
         self._backward_calls = 0
 
     @torch.no_grad()
@@ -177,16 +205,25 @@ class FusedBackbone:
             x = y
         return self.operations.pool(x), saved
 
+    def _weight(self, convolution: nn.Module) -> Tensor:
+        index = self._index[id(convolution)]
+        return self._stem if index == 0 and self._stem is not None else self.weights[index]
+
     def _convolve(self, x: Tensor, convolution: nn.Conv2d) -> Tensor:
-        return functional.conv2d(
-            x, self._weight(convolution), stride=convolution.stride, padding=convolution.padding  # type: ignore[arg-type]
-        )
+        weight = self._weight(convolution)
+        return functional.conv2d(x, weight, stride=convolution.stride, padding=convolution.padding)  # type: ignore[arg-type]
 
     def _frozen_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, None]:
         """relu(convolution with folded BatchNorm + shift (+ shortcut))."""
         residual = shortcut
         if isinstance(shortcut, tuple):
             residual = self._convolve(shortcut[0], shortcut[1])
+        if self._cudnn:
+            weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
+            shape = (convolution.stride, convolution.padding, (1, 1), 1)
+            if residual is None:
+                return torch.cudnn_convolution_relu(x, weight, bias, *shape), None
+            return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape), None
         return self.operations.bias_relu(self._convolve(x, convolution), self._bias(convolution), residual), None
 
     def _trained_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, Any]:
@@ -213,30 +250,32 @@ class FusedBackbone:
 
     @torch.no_grad()
     def run_backward(self, saved: _Saved, gradient: Tensor) -> None:
-        """Write the gradients of the flat weights (and of scale and shift, where BatchNorm trains)."""
+        """Compute the gradients of the flat weights (and of scale and shift, where BatchNorm trains)."""
         walk = _Backward(self, saved.frozen)
-        operations_ = self.operations
-        g = operations_.pool_mask(gradient, saved.activations[-1][-1])
-        for block, (x, first, hidden, second, _) in zip(
+        down, other = self.operations.pool_mask(gradient, saved.activations[-1][-1]), None
+        last = True
+        for block, (x, first, hidden, second, y) in zip(
             reversed(list(self.backbone.blocks)), reversed(saved.activations[1:]), strict=True
         ):
             assert isinstance(block, BasicBlock)
-            through = walk.normalisation(g, second, block.conv2)
-            down = operations_.mask(walk.convolution(through, hidden, block.conv2), hidden)
-            down = walk.convolution(walk.normalisation(down, first, block.conv1), x, block.conv1)
-            other = g
+            through, summed = walk.enter(down, second, block.conv2, None if last else y, other)
+            last = False
+            down = walk.convolution(through, hidden, block.conv2)
+            through, _ = walk.enter(down, first, block.conv1, hidden)
+            down = walk.convolution(through, x, block.conv1)
+            other = summed
             if block.shortcut_conv is not None:
                 projected = second[2:] if second is not None else None
-                other = walk.convolution(
-                    walk.normalisation(g, projected, block.shortcut_conv), x, block.shortcut_conv
-                )
-            g = operations_.mask(down, x, other)
+                through, _ = walk.enter(summed, projected, block.shortcut_conv, None)
+                other = walk.convolution(through, x, block.shortcut_conv)
         images, stem, out, *places = saved.activations[0]
         if places:
-            g = torch.ops.aten.max_pool2d_with_indices_backward(
-                g, out, [3, 3], [2, 2], [1, 1], [1, 1], False, places[0]
-            )
-        walk.convolution(walk.normalisation(g, stem, self.backbone.conv1), images, self.backbone.conv1, last=True)
+            total = down if other is None else down + other
+            down, other = torch.ops.aten.max_pool2d_with_indices_backward(
+                total, out, [3, 3], [2, 2], [1, 1], [1, 1], False, places[0]
+            ), None
+        through, _ = walk.enter(down, stem, self.backbone.conv1, out, other)
+        walk.convolution(through, images, self.backbone.conv1, last=True)
         walk.finish()
 
 
@@ -246,55 +285,100 @@ class _Backward:
     def __init__(self, fused: FusedBackbone, frozen: bool) -> None:
         self.fused = fused
         self.frozen = frozen
+        # Where this is the step's only pass through the backbone, a weight can move as soon as its gradient is there.
+        self.update = fused.update if fused._forward_calls == 1 else None
         self.weight_gradients: list[Tensor | None] = [None] * len(fused.convolutions)
-        # Tensors used on the side stream must outlive it: the allocator would otherwise hand their memory out again.
+        self.waiting: list[int | None] = [None] * max(len(fused._sides), 1)
+        self.turn = 0
+        # Tensors used on a side stream must outlive it: the allocator would otherwise hand their memory out again.
         self.held: list[Tensor] = []
 
-    def normalisation(self, gradient: Tensor, kept: Any, convolution: nn.Conv2d) -> Tensor:
-        """Go back through the BatchNorm behind `convolution`; where it is folded there is nothing to do."""
+    def enter(
+        self, gradient: Tensor, kept: Any, convolution: nn.Conv2d, activation: Tensor | None, other: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Go back through the ReLU (if `activation` is given) and the BatchNorm behind `convolution`.
+
+        Returns the gradient of the convolution's output, and the one between ReLU and BatchNorm. Where BatchNorm is
+        folded into the weights the two are the same.
+        """
+        fused = self.fused
         if self.frozen:
-            return gradient
-        fused, index = self.fused, self.fused._index[id(convolution)]
-        repeated = fused._backward_calls > 0
+            if activation is not None:
+                gradient = fused.operations.mask(gradient, activation, other)
+            return gradient, gradient
+        index = fused._index[id(convolution)]
         norm = fused.norms[index]
         into = (fused._gamma_gradients[index], fused._beta_gradients[index])
+        repeated = fused._backward_calls > 0
         if repeated:
             into = (torch.empty_like(into[0]), torch.empty_like(into[1]))
-        out = fused.operations.normalise_backward(gradient, kept[0], kept[1], norm.weight.detach(), *into)
+        through, summed = fused.operations.normalise_backward(
+            gradient, kept[0], kept[1], norm.weight.detach(), *into, activation, other
+        )
         if repeated:
             fused._gamma_gradients[index].add_(into[0])
             fused._beta_gradients[index].add_(into[1])
-        return out  # type: ignore[no-any-return]
+        return through, summed
 
     def convolution(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d, last: bool = False) -> Tensor:
-        """Return the gradient of the input (nothing useful if `last`) and put that of the weight aside."""
+        """Return the gradient of the input (nothing useful if `last`); that of the weight goes to a side stream."""
         fused = self.fused
         index = fused._index[id(convolution)]
-        weight = fused.weights[index]
+        weight = fused._weight(convolution)
 
         def backward(need: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-            return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+            return torch.ops.aten.convolution_backward(
                 gradient, x, weight, None, convolution.stride, convolution.padding, (1, 1), False, (0, 0), 1, need
             )
 
-        if fused._side is not None:
+        def weight_gradient() -> None:
+            self._move_on(self.turn)
+            self.weight_gradients[index] = backward([False, True, False])[1][:, : fused.weights[index].shape[1]]
+            self.waiting[self.turn] = index
+
+        if fused._sides:
             self.held += [gradient, x]
-            fused._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(fused._side):
-                self.weight_gradients[index] = backward([False, True, False])[1]
+            side = fused._sides[self.turn]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                weight_gradient()
+            self.turn = (self.turn + 1) % len(fused._sides)
         else:
-            self.weight_gradients[index] = backward([False, True, False])[1]
+            weight_gradient()
         return gradient if last else backward([True, False, False])[0]
 
+    def _move_on(self, turn: int) -> None:
+        """Hand the last weight gradient of a side stream to the optimiser.
+
+        Not earlier, because the input gradient of that layer, on the main stream, still reads the weight; by now this
+        side stream has waited for it.
+        """
+        index = self.waiting[turn]
+        if index is not None and self.update is not None:
+            gradient = self.weight_gradients[index]
+            assert gradient is not None
+            self.update(index, gradient.permute(0, 2, 3, 1).reshape(-1))
+        self.waiting[turn] = None
+
     def finish(self) -> None:
-        """Wait for the weight gradients and write them into the flat buffer."""
+        """Wait for the weight gradients; write them into the flat buffer unless the optimiser has had them already."""
         fused = self.fused
-        if fused._side is not None:
-            torch.cuda.current_stream().wait_stream(fused._side)
-        flat = [g.permute(0, 2, 3, 1).reshape(-1) for g in self.weight_gradients if g is not None]
-        if fused._backward_calls == 0:
-            torch.cat(flat, out=fused.gradient)
-        else:
-            fused.gradient.add_(torch.cat(flat))
+        current = torch.cuda.current_stream() if fused._sides else None
+        for turn, side in enumerate(fused._sides):
+            assert current is not None
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                self._move_on(turn)
+        for side in fused._sides:
+            assert current is not None
+            current.wait_stream(side)
+        if not fused._sides:
+            self._move_on(0)
+        if self.update is None:
+            flat = [g.permute(0, 2, 3, 1).reshape(-1) for g in self.weight_gradients if g is not None]
+            if fused._backward_calls == 0:
+                torch.cat(flat, out=fused.gradient)
+            else:
+                fused.gradient.add_(torch.cat(flat))
         fused._backward_calls += 1
         self.held.clear()

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 2048
-_ROWS = 32
-_SPLITS = 256
+_ROWS = 64
+_SPLITS = 512
 
 
 def _rows(x: Tensor) -> int:
@@ -170,7 +170,7 @@ def batch_statistics(
     width = min(64, triton.next_power_of_2(channels))
     part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
     grid = (splits, triton.cdiv(channels, width))
-    _partial_statistics[grid](x, part, rows, per_program, channels, splits, _ROWS, width, num_warps=4)
+    _partial_statistics[grid](x, part, rows, per_program, channels, splits, _ROWS, width, num_warps=8)
     out = torch.empty(4, channels, device=x.device, dtype=torch.float32)
     _finish_statistics[(triton.cdiv(channels, 16),)](
         part, gamma, beta, running_mean, running_variance, out, float(rows), momentum, epsilon, channels, splits,
@@ -211,7 +211,10 @@ def normalise_relu(
 
 
 @triton.jit
-def _partial_gradients(g, x, s, part, rows, per_program, C, SPLITS, BM: tl.constexpr, BC: tl.constexpr):
+def _partial_gradients(
+    g, a, o, x, s, part, rows, per_program, C, SPLITS,
+    HAS_A: tl.constexpr, HAS_O: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     split = tl.program_id(0)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     ok = channel < C
@@ -227,6 +230,11 @@ def _partial_gradients(g, x, s, part, rows, per_program, C, SPLITS, BM: tl.const
         place = row[:, None].to(tl.int64) * C + channel[None, :]
         gradient = tl.load(g + place, inside, other=0.0).to(tl.float32)
         value = tl.load(x + place, inside, other=0.0).to(tl.float32)
+        if HAS_O:
+            gradient += tl.load(o + place, inside, other=0.0).to(tl.float32)
+        if HAS_A:
+            gradient = tl.where(tl.load(a + place, inside, other=0.0) > 0, gradient, 0.0)
+            tl.store(g + place, gradient.to(g.dtype.element_ty), inside)
         total += gradient
         weighted += gradient * (value - mean) * inverse
     tl.store(part + split * C + channel, tl.sum(total, 0), ok)
@@ -267,18 +275,28 @@ def _normalise_backward(g, x, k, y, n, C: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def normalise_backward(
-    gradient: Tensor, x: Tensor, statistics: Tensor, gamma: Tensor, gamma_gradient: Tensor, beta_gradient: Tensor
-) -> Tensor:
-    """See operations.normalise_backward."""
+    gradient: Tensor,
+    x: Tensor,
+    statistics: Tensor,
+    gamma: Tensor,
+    gamma_gradient: Tensor,
+    beta_gradient: Tensor,
+    activation: Tensor | None = None,
+    other: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See operations.normalise_backward; masks `gradient` in place, which the caller owns."""
     gradient, x = _dense(gradient), _dense(x)
+    a = x if activation is None else _dense(activation)
+    o = x if other is None else _dense(other)
     rows, channels = _rows(x), x.shape[1]
     splits, per_program = _split(rows)
     width = min(64, triton.next_power_of_2(channels))
     part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
     grid = (splits, triton.cdiv(channels, width))
     _partial_gradients[grid](
-        gradient, x, statistics, part, rows, per_program, channels, splits, _ROWS, width, num_warps=4
-    )
+        gradient, a, o, x, statistics, part, rows, per_program, channels, splits,
+        activation is not None, other is not None, _ROWS, width, num_warps=8,
+    )  # fmt: skip
     coefficients = torch.empty(3, channels, device=x.device, dtype=torch.float32)
     _finish_gradients[(triton.cdiv(channels, 16),)](
         part, statistics, gamma, gamma_gradient, beta_gradient, coefficients, float(rows), channels, splits,
@@ -287,7 +305,7 @@ def normalise_backward(
     out = torch.empty_like(x)
     flat = (triton.cdiv(x.numel(), _BLOCK),)
     _normalise_backward[flat](gradient, x, coefficients, out, x.numel(), channels, _BLOCK, num_warps=8)
-    return out
+    return out, gradient
 
 
 @triton.jit

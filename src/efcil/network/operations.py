@@ -71,9 +71,22 @@ def normalise_relu(
 
 
 def normalise_backward(
-    gradient: Tensor, x: Tensor, statistics: Tensor, gamma: Tensor, gamma_gradient: Tensor, beta_gradient: Tensor
-) -> Tensor:
-    """Go back through a batch normalisation: return the gradient of `x`, write those of scale and shift."""
+    gradient: Tensor,
+    x: Tensor,
+    statistics: Tensor,
+    gamma: Tensor,
+    gamma_gradient: Tensor,
+    beta_gradient: Tensor,
+    activation: Tensor | None = None,
+    other: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Go back through a batch normalisation, and through the ReLU behind it where `activation` is given.
+
+    Returns the gradient of `x`, and the gradient that entered the normalisation: (gradient (+ other)) where
+    `activation` > 0. Writes the gradients of scale and shift.
+    """
+    if activation is not None:
+        gradient = mask(gradient, activation, other)
     wide = gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
     mean, inverse = statistics[0][None, :, None, None], statistics[1][None, :, None, None]
     normalised = (x - mean) * inverse
@@ -83,7 +96,7 @@ def normalise_backward(
     gamma_gradient.copy_(weighted)
     beta_gradient.copy_(total)
     centred = wide - total[None, :, None, None] / count - normalised * weighted[None, :, None, None] / count
-    return (centred * (gamma[None, :, None, None] * inverse)).to(x.dtype)
+    return (centred * (gamma[None, :, None, None] * inverse)).to(x.dtype), gradient
 
 
 def adam(
