@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -27,9 +29,11 @@ def test_resized_crop_equals_pillow():
         theirs = np.asarray(picture).astype(np.float32)
         if draws["flip"][index]:
             theirs = theirs[:, ::-1]
-        difference = np.abs(ours[index].permute(1, 2, 0).numpy() - theirs)
-        assert difference.max() <= 1
-        assert difference.mean() < 0.05  # exact halves round either way in float32
+        difference = ours[index].permute(1, 2, 0).numpy() - theirs
+        # Pillow works in fixed point and, in some versions, resizes vertically first: a value may round either way.
+        assert np.abs(difference).max() <= 1
+        assert np.abs(difference).mean() < 0.3
+        assert abs(difference.mean()) < 0.05
 
 
 def naive_boxes(count, whole):
@@ -102,3 +106,23 @@ def test_cutting_an_epoch_into_pieces_changes_nothing(name):
 def test_unknown_augmentation_names_the_closest():
     with pytest.raises(SettingsError, match="crop-flip"):
         make_augmentation("crop-flop")
+
+
+@pytest.mark.parametrize("padding", [0, 4])
+def test_crop_kernel_agrees_with_the_plain_version(padding):
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+    pytest.importorskip("triton", reason="Triton is not installed here; the plain version is used instead")
+    from efcil.data.augment_kernel import resized_crop
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch, order = images(6, 12).to(device), torch.tensor([4, 0, 5, 5, 2], device=device)
+    augmentation, normalise = ResizedCrop(padding=padding), Normalisation((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    draws = {n: v.to(device) for n, v in augmentation.draw(5, 12, seeds.generator("cpu", 2)).items()}
+    plain = normalise(augmentation.apply(batch[order], draws), torch.float32)
+    scale, shift = normalise.constants(device)
+    fast = resized_crop(batch, order, draws["box"], draws["flip"], padding, scale, shift, torch.float32)
+    assert fast.is_contiguous(memory_format=torch.channels_last)
+    levels = ((fast - plain) / scale[None, :, None, None]).abs()
+    assert levels.max() < 1.01  # a pixel value may round the other way
+    assert levels.mean() < 0.05

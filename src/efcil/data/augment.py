@@ -26,12 +26,15 @@ class Normalisation:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
+    def constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return factor and summand (3,) that map pixel values 0..255 to network input."""
+        scale = torch.tensor([1.0 / (255.0 * s) for s in self.std], device=device)
+        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=device)
+        return scale, shift
+
     def __call__(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
         """Map pixel values 0..255 (batch, 3, h, w) to channels-last network input of type `dtype`."""
-        scale = torch.tensor([1.0 / (255.0 * s) for s in self.std], device=pixels.device)[None, :, None, None]
-        shift = torch.tensor(
-            [-m / s for m, s in zip(self.mean, self.std, strict=True)], device=pixels.device
-        )[None, :, None, None]
+        scale, shift = (c[None, :, None, None] for c in self.constants(pixels.device))
         return (pixels.float() * scale + shift).to(dtype).contiguous(memory_format=torch.channels_last)
 
 
@@ -47,6 +50,12 @@ class Augmentation:
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """Return pixel values (float, 0..255) of uint8 images (batch, 3, size, size) under their draws."""
         return images.float()
+
+    def render(
+        self, images: Tensor, order: Tensor, draws: Draws, normalisation: Normalisation, dtype: torch.dtype
+    ) -> Tensor:
+        """Return network input for images[order] under their draws."""
+        return normalisation(self.apply(images[order], draws), dtype)
 
 
 class ShiftedCrop(Augmentation):
@@ -132,6 +141,20 @@ class ResizedCrop(Augmentation):
         pixels = images.float().flatten(1, 2) @ horizontal.transpose(1, 2)
         pixels = pixels.add_(0.5).floor_().view(len(images), 3, size, size)
         return (vertical[:, None] @ pixels).add_(0.5).floor_().clamp_(0, 255)
+
+    def render(
+        self, images: Tensor, order: Tensor, draws: Draws, normalisation: Normalisation, dtype: torch.dtype
+    ) -> Tensor:
+        """As the base does it, in a single kernel on CUDA devices."""
+        if images.is_cuda:
+            try:
+                from efcil.data.augment_kernel import resized_crop
+            except ImportError:
+                pass
+            else:
+                constants = normalisation.constants(images.device)
+                return resized_crop(images, order, draws["box"], draws.get("flip"), self.padding, *constants, dtype)
+        return super().render(images, order, draws, normalisation, dtype)
 
 
 def triangle_filter(start: Tensor, length: Tensor, outputs: int, inputs: int, padding: int) -> Tensor:

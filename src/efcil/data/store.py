@@ -67,8 +67,8 @@ class TaskImages:
         """Return network input and labels of the images from `start` to `stop` of a view."""
         chosen = view.order[start:stop]
         draws = {name: value[start:stop] for name, value in view.draws.items()}
-        pixels = self.augmentation.apply(self.images[chosen], draws)
-        return self.normalisation(pixels, self.dtype), self.labels[chosen]
+        images = self.augmentation.render(self.images, chosen, draws, self.normalisation, self.dtype)
+        return images, self.labels[chosen]
 
     def chunk_size(self, limit: int = 1 << 28) -> int:
         """Return how many images may be rendered at once so that one float copy stays within `limit` bytes."""
