@@ -40,6 +40,10 @@ class Feed:
         self.labels = torch.zeros(rows, device=data.device, dtype=torch.int64)
         self.frozen: dict[str, Tensor] = {}
         self.draws: dict[str, Tensor] = {}
+        # On CUDA the next block is prepared beside the steps of the present one, in a second set of tensors.
+        self._beside = torch.cuda.Stream(data.device) if data.device.type == "cuda" else None
+        self._staged: tuple[int, int] | None = None
+        self._back: dict[str, Tensor] = {}
         self._views: dict[int, View] = {}
         place = torch.arange(max(batch_size, self.repeats), device=data.device)
         self._rows = {
@@ -57,32 +61,77 @@ class Feed:
         last = step == self.steps_per_epoch - 1
         return self.remainder if last and self.remainder else self.batch_size
 
-    @torch.no_grad()
     def load(self, epoch: int, first_step: int) -> int:
-        """Prepare the block that starts at `first_step` of `epoch`; return how many steps it has."""
-        size = self.batch_size
+        """Make the block that starts at `first_step` of `epoch` the present one; return how many steps it has."""
+        if self._staged != (epoch, first_step):
+            self.stage(epoch, first_step)
+        steps = min(self.block_steps, self.steps_per_epoch - first_step)
+        if self._beside is not None:
+            torch.cuda.current_stream().wait_stream(self._beside)
+            for name, value in self._back.items():
+                self._front(name, value).copy_(value)
+        self._staged = None
+        return steps
+
+    def stage(self, epoch: int, first_step: int) -> None:
+        """Prepare a block; on CUDA this goes on beside whatever the device is doing."""
+        self._staged = (epoch, first_step)
+        if self._beside is None:
+            self._prepare(epoch, first_step)
+            return
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
+            self._prepare(epoch, first_step)
+
+    def next_block(self, epoch: int, first_step: int) -> tuple[int, int]:
+        """Return epoch and first step of the block after the one at `first_step` of `epoch`."""
+        following = first_step + self.block_steps
+        return (epoch, following) if following < self.steps_per_epoch else (epoch + 1, 0)
+
+    def _front(self, name: str, like: Tensor) -> Tensor:
+        """Return the tensor that steps read `name` from, made on first use."""
+        if name == "images":
+            return self.images
+        if name == "labels":
+            return self.labels
+        kind, _, key = name.partition("/")
+        group = self.frozen if kind == "frozen" else self.draws
+        if key not in group:
+            group[key] = torch.zeros_like(like)
+        return group[key]
+
+    def _into(self, name: str, value: Tensor, rows: slice, length: int) -> None:
+        """Write `value` into rows of the tensor called `name`, of `length` rows, of the block being prepared."""
+        if self._beside is None:
+            present = name in ("images", "labels") or name.partition("/")[2] in {**self.frozen, **self.draws}
+            like = value if present else value.new_zeros(length, *value.shape[1:])
+            self._front(name, like)[rows].copy_(value)
+            return
+        if name not in self._back:
+            layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
+            self._back[name] = value.new_zeros(length, *value.shape[1:]).contiguous(memory_format=layout)
+        self._back[name][rows].copy_(value)
+
+    @torch.no_grad()
+    def _prepare(self, epoch: int, first_step: int) -> None:
+        size, total = self.batch_size, len(self.labels)
         steps = min(self.block_steps, self.steps_per_epoch - first_step)
         if self.repeats:
-            self._load_previous(epoch, first_step)
+            self._prepare_previous(epoch, first_step)
         view = self._epoch_view(epoch)
         start, stop = first_step * size, min((first_step + steps) * size, len(self.data))
         for begin in range(start, stop, self._piece):
             end = min(begin + self._piece, stop)
             images, labels = self.data.render(view, begin, end)
             rows = slice(begin - start + size, end - start + size)
-            self.images[rows].copy_(images)
-            self.labels[rows].copy_(labels)
+            self._into("images", images, rows, total)
+            self._into("labels", labels, rows, total)
             for name, value in self.learner.frozen(images).items():
-                if name not in self.frozen:
-                    self.frozen[name] = value.new_zeros(len(self.labels), *value.shape[1:])
-                self.frozen[name][rows].copy_(value)
+                self._into(f"frozen/{name}", value, rows, total)
         generator = seeds.generator(self.data.device, self.task.seed, "draw", self.task.index, epoch, first_step)
         plan = Plan(steps, size, self._previous_counts(epoch, first_step, steps))
         for name, value in self.learner.draw(plan, generator).items():
-            if name not in self.draws:
-                self.draws[name] = value.new_zeros(self.block_steps, *value.shape[1:])
-            self.draws[name][:steps].copy_(value)
-        return steps
+            self._into(f"draws/{name}", value, slice(0, steps), self.block_steps)
 
     def _epoch_view(self, epoch: int) -> View:
         if epoch not in self._views:
@@ -90,7 +139,7 @@ class Feed:
             self._views[epoch] = self.data.view("epoch", epoch)
         return self._views[epoch]
 
-    def _load_previous(self, epoch: int, first_step: int) -> None:
+    def _prepare_previous(self, epoch: int, first_step: int) -> None:
         """Put the batch before the block in front of it; it is rendered anew, so nothing depends on what ran before."""
         if first_step == 0 and epoch == 0:
             return
@@ -99,8 +148,8 @@ class Feed:
         start = before * self.batch_size
         length = min(self.repeats, self.batch_length(before))
         images, labels = self.data.render(view, start, start + length)
-        self.images[:length].copy_(images)
-        self.labels[:length].copy_(labels)
+        self._into("images", images, slice(0, length), len(self.labels))
+        self._into("labels", labels, slice(0, length), len(self.labels))
 
     def _previous_counts(self, epoch: int, first_step: int, steps: int) -> Tensor:
         counts = [self.batch_length(step - 1) for step in range(first_step, first_step + steps)]

@@ -127,7 +127,7 @@ class _Segment:
     second: Tensor
     learning_rate: float
     gradient: Tensor
-    scale: Tensor | None = None
+    scales: list[Tensor] | None = None
     working: Tensor | None = None
     gathered: bool = True
 
@@ -157,8 +157,8 @@ class FlatOptimiser(Optimiser):
             master = torch.cat([w.detach().permute(0, 2, 3, 1).reshape(-1) for w in convolutions])
             for weight, piece in zip(convolutions, master.split(fused.sizes), strict=True):
                 weight.data = channels_last_view(piece, weight.shape)
-            scale = fused.scale() if folded else None
-            self._add(convolutions, master, rates, fused.gradient, scale, fused.working)
+            scales = fused.scales() if folded else None
+            self._add(convolutions, master, rates, fused.gradient, scales, fused.working)
             self._ends = torch.tensor([0, *fused.sizes]).cumsum(0).tolist()
             fused.update = self._update_convolution
         elif any(id(p) in rates for p in convolutions):
@@ -196,14 +196,14 @@ class FlatOptimiser(Optimiser):
         master: Tensor,
         rates: dict[int, float],
         gradient: Tensor,
-        scale: Tensor | None,
+        scales: list[Tensor] | None,
         working: Tensor | None,
         gathered: bool = True,
     ) -> None:
         first, second = torch.zeros_like(master), torch.zeros_like(master)
         rate = rates[id(parameters[0])]
         self.segments.append(
-            _Segment(parameters, master, first, second, rate, gradient, scale, working, gathered)
+            _Segment(parameters, master, first, second, rate, gradient, scales, working, gathered)
         )
 
     def begin_block(self, first_step: int, steps: int, factor: float) -> None:
@@ -243,21 +243,25 @@ class FlatOptimiser(Optimiser):
     def _update_convolution(self, index: int, gradient: Tensor) -> None:
         """Move one convolution; called by the fused backbone as soon as its gradient is final."""
         self._moved = True
-        self._move(0, slice(self._ends[index], self._ends[index + 1]), gradient)
+        scales = self.segments[0].scales
+        part = slice(self._ends[index], self._ends[index + 1])
+        self._move(0, part, gradient, None if scales is None else scales[index])
 
     @torch.no_grad()
     def step(self) -> None:
         """Move whatever has not moved yet."""
         for number, segment in enumerate(self.segments):
-            if segment.working is not None and self._moved:
+            if segment.working is not None:
+                if not self._moved:
+                    for index, gradient in enumerate(segment.gradient.split(self.fused.sizes)):
+                        self._update_convolution(index, gradient)
                 continue
             if not segment.gathered:
                 torch.cat([_gradient(p).reshape(-1) for p in segment.parameters], out=segment.gradient)
-            self._move(number, slice(None), segment.gradient)
+            self._move(number, slice(None), segment.gradient, None)
 
-    def _move(self, number: int, part: slice, gradient: Tensor) -> None:
+    def _move(self, number: int, part: slice, gradient: Tensor, scale: Tensor | None) -> None:
         segment, recipe = self.segments[number], self.recipe
-        scale = None if segment.scale is None else segment.scale[part]
         working = None if segment.working is None else segment.working[part]
         if recipe.optimiser == "adam":
             self.operations.adam(

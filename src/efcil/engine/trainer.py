@@ -128,6 +128,9 @@ class Trainer:
                 begin = max(done - start, 0)
                 self.optimiser.skip(begin)
                 self._place.fill_(begin)
+                following = self.feed.next_block(epoch, start)
+                if self.execution.captured and following[0] < self.recipe.epochs:
+                    self.feed.stage(*following)
                 for index in range(begin, steps):
                     self._step(index, self.feed.batch_length(start + index))
                     if keeper is not None and keeper.due():

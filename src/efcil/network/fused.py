@@ -28,7 +28,7 @@ from torch.nn import functional
 from efcil.network import operations
 from efcil.network.resnet import BasicBlock, ResNet
 
-SIDE_STREAMS = 2
+SIDE_STREAMS = 3
 STEM_CHANNELS = 8
 
 
@@ -119,13 +119,12 @@ class FusedBackbone:
 
     # -- weights -----------------------------------------------------------------------------------------------
 
-    def scale(self) -> Tensor:
-        """Return, for every element of the flat weights, the factor of the frozen BatchNorm behind it."""
-        pieces = []
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            factor = norm.weight.detach() * torch.rsqrt(self._variance(norm) + norm.eps)
-            pieces.append(factor.repeat_interleave(convolution.weight[0].numel()))
-        return torch.cat(pieces).to(self.bias.dtype)
+    def scales(self) -> list[Tensor]:
+        """Return, for every convolution, the factors (outputs,) of the frozen BatchNorm behind it."""
+        return [
+            (norm.weight.detach() * torch.rsqrt(self._variance(norm) + norm.eps)).to(self.bias.dtype)
+            for norm in self.norms
+        ]
 
     @staticmethod
     def _variance(norm: nn.BatchNorm2d) -> Tensor:
@@ -135,13 +134,14 @@ class FusedBackbone:
     @torch.no_grad()
     def refresh(self, folded: bool) -> None:
         """Write the working weights anew from the module's parameters, with BatchNorm folded in or not."""
-        flat = torch.cat([c.weight.detach().permute(0, 2, 3, 1).reshape(-1) for c in self.convolutions])
-        self.working.copy_(flat * self.scale() if folded else flat)
+        scales = self.scales()
+        for weight, convolution, scale in zip(self.weights, self.convolutions, scales, strict=True):
+            plain = convolution.weight.detach()
+            weight.copy_(plain * scale[:, None, None, None] if folded else plain)
         if folded:
-            for bias, norm in zip(self.biases, self.norms, strict=True):
+            for bias, norm, scale in zip(self.biases, self.norms, scales, strict=True):
                 assert norm.running_mean is not None
-                factor = norm.weight * torch.rsqrt(self._variance(norm) + norm.eps)
-                bias.copy_(norm.bias - norm.running_mean * factor)
+                bias.copy_(norm.bias - norm.running_mean * scale)
             # The two shifts that meet in a residual sum are added once, here, and not in every step.
             for block in self.backbone.blocks:
                 assert isinstance(block, BasicBlock)
@@ -261,7 +261,7 @@ class FusedBackbone:
             through, summed = walk.enter(down, second, block.conv2, None if last else y, other)
             last = False
             down = walk.convolution(through, hidden, block.conv2)
-            through, _ = walk.enter(down, first, block.conv1, hidden)
+            through, _ = walk.enter(down, first, block.conv1, hidden, plain_relu=True)
             down = walk.convolution(through, x, block.conv1)
             other = summed
             if block.shortcut_conv is not None:
@@ -274,7 +274,7 @@ class FusedBackbone:
             down, other = torch.ops.aten.max_pool2d_with_indices_backward(
                 total, out, [3, 3], [2, 2], [1, 1], [1, 1], False, places[0]
             ), None
-        through, _ = walk.enter(down, stem, self.backbone.conv1, out, other)
+        through, _ = walk.enter(down, stem, self.backbone.conv1, out, other, plain_relu=other is None)
         walk.convolution(through, images, self.backbone.conv1, last=True)
         walk.finish()
 
@@ -294,7 +294,13 @@ class _Backward:
         self.held: list[Tensor] = []
 
     def enter(
-        self, gradient: Tensor, kept: Any, convolution: nn.Conv2d, activation: Tensor | None, other: Tensor | None = None
+        self,
+        gradient: Tensor,
+        kept: Any,
+        convolution: nn.Conv2d,
+        activation: Tensor | None,
+        other: Tensor | None = None,
+        plain_relu: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Go back through the ReLU (if `activation` is given) and the BatchNorm behind `convolution`.
 
@@ -313,7 +319,7 @@ class _Backward:
         if repeated:
             into = (torch.empty_like(into[0]), torch.empty_like(into[1]))
         through, summed = fused.operations.normalise_backward(
-            gradient, kept[0], kept[1], norm.weight.detach(), *into, activation, other
+            gradient, kept[0], kept[1], norm.weight.detach(), *into, activation, other, plain_relu
         )
         if repeated:
             fused._gamma_gradients[index].add_(into[0])

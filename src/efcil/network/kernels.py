@@ -105,7 +105,7 @@ def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
 
 
 @triton.jit
-def _partial_statistics(x, part, rows, per_program, C, SPLITS, BM: tl.constexpr, BC: tl.constexpr):
+def _partial_statistics(x, part, rows, per_program, C: tl.constexpr, SPLITS, BM: tl.constexpr, BC: tl.constexpr):
     split = tl.program_id(0)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros([BM, BC], tl.float32)
@@ -115,7 +115,7 @@ def _partial_statistics(x, part, rows, per_program, C, SPLITS, BM: tl.constexpr,
     for first in range(start, stop, BM):
         row = first + tl.arange(0, BM)
         inside = (row < stop)[:, None] & (channel < C)[None, :]
-        value = tl.load(x + row[:, None].to(tl.int64) * C + channel[None, :], inside, other=0.0).to(tl.float32)
+        value = tl.load(x + row[:, None] * C + channel[None, :], inside, other=0.0).to(tl.float32)
         total += value
         square += value * value
     tl.store(part + split * C + channel, tl.sum(total, 0), channel < C)
@@ -212,14 +212,16 @@ def normalise_relu(
 
 @triton.jit
 def _partial_gradients(
-    g, a, o, x, s, part, rows, per_program, C, SPLITS,
-    HAS_A: tl.constexpr, HAS_O: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    g, a, o, x, s, part, rows, per_program, C: tl.constexpr, SPLITS,
+    HAS_A: tl.constexpr, HAS_O: tl.constexpr, RELU: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     ok = channel < C
     mean = tl.load(s + channel, ok, other=0.0)[None, :]
     inverse = tl.load(s + C + channel, ok, other=0.0)[None, :]
+    scale = tl.load(s + 2 * C + channel, ok, other=0.0)[None, :]
+    shift = tl.load(s + 3 * C + channel, ok, other=0.0)[None, :]
     total = tl.zeros([BM, BC], tl.float32)
     weighted = tl.zeros([BM, BC], tl.float32)
     start = split * per_program
@@ -227,9 +229,11 @@ def _partial_gradients(
     for first in range(start, stop, BM):
         row = first + tl.arange(0, BM)
         inside = (row < stop)[:, None] & ok[None, :]
-        place = row[:, None].to(tl.int64) * C + channel[None, :]
+        place = row[:, None] * C + channel[None, :]
         gradient = tl.load(g + place, inside, other=0.0).to(tl.float32)
         value = tl.load(x + place, inside, other=0.0).to(tl.float32)
+        if RELU:
+            gradient = tl.where(value * scale + shift > 0, gradient, 0.0)
         if HAS_O:
             gradient += tl.load(o + place, inside, other=0.0).to(tl.float32)
         if HAS_A:
@@ -264,12 +268,15 @@ def _finish_gradients(
 
 
 @triton.jit
-def _normalise_backward(g, x, k, y, n, C: tl.constexpr, BLOCK: tl.constexpr):
+def _normalise_backward(g, x, s, k, y, n, C: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr):
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < n
     channel = offset % C
     gradient = tl.load(g + offset, inside, other=0.0).to(tl.float32)
     value = tl.load(x + offset, inside, other=0.0).to(tl.float32)
+    if RELU:
+        sign = value * tl.load(s + 2 * C + channel) + tl.load(s + 3 * C + channel)
+        gradient = tl.where(sign > 0, gradient, 0.0)
     out = gradient * tl.load(k + channel) + value * tl.load(k + C + channel) + tl.load(k + 2 * C + channel)
     tl.store(y + offset, out.to(y.dtype.element_ty), inside)
 
@@ -283,9 +290,12 @@ def normalise_backward(
     beta_gradient: Tensor,
     activation: Tensor | None = None,
     other: Tensor | None = None,
+    plain_relu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See operations.normalise_backward; masks `gradient` in place, which the caller owns."""
+    """See operations.normalise_backward; masks `gradient` in place, which the caller owns, unless `plain_relu`."""
     gradient, x = _dense(gradient), _dense(x)
+    if plain_relu:
+        activation = None
     a = x if activation is None else _dense(activation)
     o = x if other is None else _dense(other)
     rows, channels = _rows(x), x.shape[1]
@@ -295,7 +305,7 @@ def normalise_backward(
     grid = (splits, triton.cdiv(channels, width))
     _partial_gradients[grid](
         gradient, a, o, x, statistics, part, rows, per_program, channels, splits,
-        activation is not None, other is not None, _ROWS, width, num_warps=8,
+        activation is not None, other is not None, plain_relu, _ROWS, width, num_warps=8,
     )  # fmt: skip
     coefficients = torch.empty(3, channels, device=x.device, dtype=torch.float32)
     _finish_gradients[(triton.cdiv(channels, 16),)](
@@ -304,20 +314,23 @@ def normalise_backward(
     )  # fmt: skip
     out = torch.empty_like(x)
     flat = (triton.cdiv(x.numel(), _BLOCK),)
-    _normalise_backward[flat](gradient, x, coefficients, out, x.numel(), channels, _BLOCK, num_warps=8)
+    _normalise_backward[flat](
+        gradient, x, statistics, coefficients, out, x.numel(), channels, plain_relu, _BLOCK, num_warps=8
+    )
     return out, gradient
 
 
 @triton.jit
 def _adam(
-    w, g, m, v, h, s, k, n, beta1, beta2, epsilon, decay, HAS_S: tl.constexpr, HAS_K: tl.constexpr, BLOCK: tl.constexpr
-):
+    w, g, m, v, h, s, k, n, row, beta1, beta2, epsilon, decay,
+    HAS_S: tl.constexpr, HAS_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < n
     master = tl.load(w + offset, inside, other=0.0)
     gradient = tl.load(g + offset, inside, other=0.0).to(tl.float32)
     if HAS_S:
-        scale = tl.load(s + offset, inside, other=0.0)
+        scale = tl.load(s + offset // row, inside, other=0.0)
         gradient *= scale
     gradient += decay * master
     first = tl.load(m + offset, inside, other=0.0)
@@ -351,19 +364,20 @@ def adam(
     k = master if working is None else working
     grid = (triton.cdiv(master.numel(), 1024),)
     _adam[grid](
-        master, gradient, first, second, hyper, s, k, master.numel(), betas[0], betas[1], epsilon, weight_decay,
+        master, gradient, first, second, hyper, s, k, master.numel(), master.numel() // s.numel(),
+        betas[0], betas[1], epsilon, weight_decay,
         scale is not None, working is not None, 1024, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
-def _sgd(w, g, m, h, s, k, n, momentum, decay, HAS_S: tl.constexpr, HAS_K: tl.constexpr, BLOCK: tl.constexpr):
+def _sgd(w, g, m, h, s, k, n, row, momentum, decay, HAS_S: tl.constexpr, HAS_K: tl.constexpr, BLOCK: tl.constexpr):
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < n
     master = tl.load(w + offset, inside, other=0.0)
     gradient = tl.load(g + offset, inside, other=0.0).to(tl.float32)
     if HAS_S:
-        scale = tl.load(s + offset, inside, other=0.0)
+        scale = tl.load(s + offset // row, inside, other=0.0)
         gradient *= scale
     gradient += decay * master
     first = tl.load(m + offset, inside, other=0.0) * momentum + gradient
@@ -392,6 +406,6 @@ def sgd(
     k = master if working is None else working
     grid = (triton.cdiv(master.numel(), 1024),)
     _sgd[grid](
-        master, gradient, first, hyper, s, k, master.numel(), momentum, weight_decay,
+        master, gradient, first, hyper, s, k, master.numel(), master.numel() // s.numel(), momentum, weight_decay,
         scale is not None, working is not None, 1024, num_warps=4,
     )  # fmt: skip

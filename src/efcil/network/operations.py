@@ -79,13 +79,18 @@ def normalise_backward(
     beta_gradient: Tensor,
     activation: Tensor | None = None,
     other: Tensor | None = None,
+    plain_relu: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Go back through a batch normalisation, and through the ReLU behind it where `activation` is given.
 
     Returns the gradient of `x`, and the gradient that entered the normalisation: (gradient (+ other)) where
-    `activation` > 0. Writes the gradients of scale and shift.
+    `activation` > 0. Writes the gradients of scale and shift. With `plain_relu` the ReLU came directly behind the
+    normalisation, so that its sign can be worked out from `x` again; the second result is then not to be used.
     """
-    if activation is not None:
+    if plain_relu:
+        sign = x * statistics[2][None, :, None, None] + statistics[3][None, :, None, None]
+        gradient = mask(gradient, sign.to(x.dtype))
+    elif activation is not None:
         gradient = mask(gradient, activation, other)
     wide = gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
     mean, inverse = statistics[0][None, :, None, None], statistics[1][None, :, None, None]
@@ -113,11 +118,13 @@ def adam(
 ) -> None:
     """One Adam step with coupled weight decay on flat tensors, in place.
 
-    `hyper` holds (rate / bias correction 1, 1 / sqrt(bias correction 2)). With `scale`, `gradient` is that of
-    master * scale; `working` then receives master * scale in its own type.
+    `hyper` holds (rate / bias correction 1, 1 / sqrt(bias correction 2)). With `scale` (rows,), the tensors are that
+    many equal rows, and `gradient` is that of master * scale of its row; `working` then receives master * scale in
+    its own type.
     """
     wide = gradient.to(master.dtype)
     if scale is not None:
+        scale = scale.repeat_interleave(master.numel() // scale.numel())
         wide = wide * scale
     wide = wide + weight_decay * master
     first.lerp_(wide, 1 - betas[0])
@@ -137,9 +144,13 @@ def sgd(
     scale: Tensor | None,
     working: Tensor | None,
 ) -> None:
-    """One step of gradient descent with momentum and coupled weight decay on flat tensors; `hyper[0]` is the rate."""
+    """One step of gradient descent with momentum and coupled weight decay on flat tensors; `hyper[0]` is the rate.
+
+    `scale` and `working` are as for `adam`.
+    """
     wide = gradient.to(master.dtype)
     if scale is not None:
+        scale = scale.repeat_interleave(master.numel() // scale.numel())
         wide = wide * scale
     wide = wide + weight_decay * master
     first.mul_(momentum).add_(wide)

@@ -1,0 +1,53 @@
+"""Classes as Gaussians in feature space: features gathered, whole classes drawn, infinite sampling in closed form.
+
+Statistics and the factors to sample with are made by core/prototypes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from efcil.core import prototypes
+
+
+def collect(features: Callable[[Tensor], Tensor], pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Features (N, n) and labels (N) of all (images, labels) pieces, in their order."""
+    rows = [(features(images), labels) for images, labels in pieces]
+    return torch.cat([feature for feature, _ in rows]), torch.cat([label for _, label in rows])
+
+
+def perturbation_radius(covariances: Tensor) -> Tensor:
+    """The standard deviation of one feature, sqrt(mean over classes of trace(S) / n), of covariances (C, n, n)."""
+    return covariances.diagonal(dim1=1, dim2=2).mean().sqrt()
+
+
+def sample_classes(
+    means: Tensor, factors: Tensor, factor_of: Tensor, counts: Sequence[int], generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw counts[c] features of every class c: features (K, n) and labels (K), class after class.
+
+    means (C, n), factors (G, n, r), and which factor each class uses, factor_of (C).
+    """
+    device = means.device
+    repeats = torch.tensor(list(counts), device=device)
+    labels = torch.repeat_interleave(torch.arange(len(means), device=device), repeats, output_size=sum(counts))
+    noise = torch.randn(
+        len(labels), factors.shape[2], generator=generator, device=generator.device, dtype=means.dtype
+    ).to(device)
+    drawn = torch.zeros(len(factors), device=device, dtype=torch.int64).index_add_(0, factor_of, repeats)
+    coloured = prototypes.coloured_noise(factors, factor_of[labels], noise, int(drawn.max()))
+    return means[labels] + coloured, labels
+
+
+def semantic_logits(weight: Tensor, means: Tensor, covariances: Tensor, labels: Tensor, scale: float) -> Tensor:
+    """Logits (K, m) whose cross-entropy bounds that of infinitely many samples of N(p^c, scale * S^c) from above.
+
+    z_j = w_j . p^c + scale / 2 (w_j - w_c)^T S^c (w_j - w_c), for the head W (m, n), means (C, n), covariances
+    (C, n, n) and the class c of each row, `labels` (K).
+    """
+    difference = weight[None] - weight[labels][:, None]
+    spread = (torch.bmm(difference, covariances[labels]) * difference).sum(dim=2)
+    return means[labels] @ weight.T + 0.5 * scale * spread

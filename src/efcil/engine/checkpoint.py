@@ -1,0 +1,216 @@
+"""Checkpoints: tensors as safetensors and facts as JSON, without pickle, replaced in one atomic move.
+
+    <folder>/
+      state.json                  the facts, a checksum over them, and name, size and SHA-256 of the tensor file
+      state-<digest>.safetensors  the tensors
+
+The tensor file is named after its content, so a new one never overwrites the old one. Replacing state.json is the
+moment at which the new checkpoint counts; only after it is the old tensor file removed. Whoever is killed at any point
+in between leaves one complete checkpoint behind. Reading checks every byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as serialise_tensors
+from torch import Tensor
+
+from efcil.engine.interrupt import StopRequest
+from efcil.engine.trainer import Position, Trainer
+from efcil.errors import TrainingError
+
+FORMAT = 1
+#: Seconds between checkpoints in the middle of a task.
+INTERVAL = 300.0
+LEARNER, OPTIMISER = "learner.", "optimiser."
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint that is damaged, does not fit, or cannot be written."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved: tensors by name, and facts as plain JSON values."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], stem: str = "state") -> None:
+    """Save a checkpoint in `folder`, in place of the one that may be there."""
+    content = serialise_tensors({name: _host(tensor) for name, tensor in tensors.items()})
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"{stem}-{digest[:16]}.safetensors"
+    described = {
+        "format": FORMAT,
+        "facts": _without_nan(facts),
+        "tensors": {"file": name, "bytes": len(content), "sha256": digest},
+    }
+    described["checksum"] = _checksum(described)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / name, content)
+        _replace(folder / f"{stem}.json", (json.dumps(described, indent=1, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoint in {folder} cannot be written ({error.strerror or error}). The one before it is "
+            "untouched; put that right and give the same command again."
+        ) from error
+    for leftover in [*folder.glob(f"{stem}-*.safetensors"), *folder.glob(f".{stem}*.tmp")]:
+        if leftover.name != name:
+            leftover.unlink(missing_ok=True)
+
+
+def exists(folder: Path, stem: str = "state") -> bool:
+    """Say whether `folder` holds a checkpoint, damaged or not."""
+    return (folder / f"{stem}.json").exists()
+
+
+def read(folder: Path, stem: str = "state") -> Checkpoint:
+    """Load a checkpoint; one that is not exactly what was written raises."""
+    file = folder / f"{stem}.json"
+    try:
+        described = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(file, str(error)) from None
+    if not isinstance(described, dict) or not isinstance(described.get("format"), int):
+        raise _damaged(file, "it is not a description of a checkpoint")
+    if described["format"] != FORMAT:
+        raise CheckpointError(
+            f"{file} has format {described['format']}, but this version of efcil reads format {FORMAT}. "
+            "Use the version that wrote it."
+        )
+    if described.pop("checksum", None) != _checksum(described):
+        raise _damaged(file, "its checksum differs")
+    entry = described["tensors"]
+    # The name comes from a file: it must not lead out of the folder.
+    if not re.fullmatch(rf"{stem}-[0-9a-f]{{16}}\.safetensors", str(entry["file"])):
+        raise _damaged(file, "it names a file that no checkpoint has")
+    tensor_file = folder / entry["file"]
+    try:
+        content = tensor_file.read_bytes()
+    except OSError as error:
+        raise _damaged(tensor_file, error.strerror or str(error)) from None
+    if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise _damaged(tensor_file, "its checksum differs")
+    return Checkpoint(parse_tensors(content), described["facts"])
+
+
+def remove(folder: Path, stem: str = "state") -> None:
+    """Remove a checkpoint; its description goes first, so that no half of it is ever taken for one."""
+    (folder / f"{stem}.json").unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- the middle of a task --------------------------------------------------------------------------------------------
+
+
+def training_tensors(trainer: Trainer) -> dict[str, Tensor]:
+    """Return everything that changes while a task trains: the learner's state and the optimiser's."""
+    learner = {LEARNER + name: value for name, value in trainer.learner.state_dict().items()}
+    return learner | {OPTIMISER + name: value for name, value in trainer.optimiser.state().items()}
+
+
+@torch.no_grad()
+def restore_training(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `training_tensors` returned, into a trainer made anew for the same task.
+
+    Values are copied into the tensors that are there: parameters may be views of flat buffers of the optimiser.
+    """
+    present = trainer.learner.state_dict()
+    saved = {name.removeprefix(LEARNER): value for name, value in tensors.items() if name.startswith(LEARNER)}
+    shapes = {name: tuple(value.shape) for name, value in present.items()}
+    if shapes != {name: tuple(value.shape) for name, value in saved.items()}:
+        names = sorted(shapes.keys() ^ saved.keys()) or "their shapes"
+        raise CheckpointError(f"The saved state does not fit the method that is to go on with it ({names} differ).")
+    for name, value in present.items():
+        value.copy_(saved[name])
+    optimiser = {name.removeprefix(OPTIMISER): v for name, v in tensors.items() if name.startswith(OPTIMISER)}
+    trainer.optimiser.load_state(optimiser)
+
+
+class TaskKeeper:
+    """Saves the middle of a task every so often, and when a stop is asked for; the latter ends the run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: Callable[[Position], Mapping[str, Any]],
+        stop: StopRequest,
+        stopped: Callable[[Position], BaseException],
+        interval: float = INTERVAL,
+    ) -> None:
+        self.folder = folder
+        self.facts = facts
+        self.stop = stop
+        self.stopped = stopped
+        self.interval = interval
+        self._next = time.monotonic() + interval
+
+    def due(self) -> bool:
+        """Say whether time is up or a stop was asked for."""
+        return self.stop.requested or time.monotonic() >= self._next
+
+    def save(self, trainer: Trainer, position: Position) -> None:
+        """Write the checkpoint, and raise if a stop was asked for."""
+        write(self.folder, training_tensors(trainer), self.facts(position))
+        self._next = time.monotonic() + self.interval
+        if self.stop.requested:
+            raise self.stopped(position)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def _host(tensor: Tensor) -> Tensor:
+    # Contiguous and alone in its memory, as safetensors wants it.
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checksum(described: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _without_nan(value: Any) -> Any:
+    """Return plain JSON values; NaN, which JSON does not know, becomes None."""
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _damaged(file: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"The checkpoint {file} is damaged ({reason}). Remove {file.parent} to train again.")

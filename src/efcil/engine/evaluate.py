@@ -1,0 +1,84 @@
+"""Accuracy after a task, on the test images of every task seen, with and without the task known."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from efcil.data.augment import Normalisation
+from efcil.data.scenario import Scenario
+from efcil.evaluation.metrics import accuracy_rows
+from efcil.methods.base import Method
+
+LARGEST_CHUNK = 2048
+CHUNK_BYTES = 1 << 28
+
+
+class TestImages:
+    """All test images on a device as one uint8 tensor, in the order of their labels: those seen are the first ones."""
+
+    __test__ = False  # not a test, whatever its name makes pytest think
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        *,
+        normalisation: Normalisation,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        order = np.argsort(labels, kind="stable")
+        sorted_labels = np.asarray(labels, dtype=np.int64)[order]
+        self.images = torch.from_numpy(np.ascontiguousarray(images[order])).to(device).permute(0, 3, 1, 2).contiguous()
+        self.labels = torch.from_numpy(sorted_labels).to(device)
+        self.normalisation = normalisation
+        self.dtype = dtype
+        self._sorted = sorted_labels
+
+    def count(self, classes: int) -> int:
+        """Return how many images the first `classes` classes have."""
+        return int(np.searchsorted(self._sorted, classes))
+
+    def chunk_size(self) -> int:
+        """Return how many images are scored at once; it depends on nothing but the images."""
+        pixels = 4 * 3 * self.images.shape[-1] ** 2
+        return max(1, min(len(self.labels), CHUNK_BYTES // pixels, LARGEST_CHUNK))
+
+    def chunk(self, start: int, stop: int) -> Tensor:
+        """Return the network input for the images from `start` to `stop`.
+
+        On CUDA it always has the full length, the last image repeated: a new shape would be tuned for by cuDNN.
+        """
+        if self.images.is_cuda:
+            rows = torch.arange(start, start + self.chunk_size(), device=self.images.device).clamp_(max=stop - 1)
+            return self.normalisation(self.images[rows], self.dtype)
+        return self.normalisation(self.images[start:stop], self.dtype)
+
+
+@torch.no_grad()
+def evaluate(method: Method, images: TestImages, scenario: Scenario, task: int) -> tuple[list[float], list[float]]:
+    """Return the accuracies (percent) on the tasks 0..task: among all seen classes, and among those of the true task.
+
+    A task without test images has NaN. Answers are counted on the device and brought over once.
+    """
+    sizes = scenario.task_sizes[: task + 1]
+    device = images.labels.device
+    task_of_class = torch.repeat_interleave(torch.tensor(sizes)).to(device)
+    count = images.count(sum(sizes))
+    correct = torch.zeros(2, count, dtype=torch.int64, device=device)
+    step = images.chunk_size()
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        scores = method.scores(images.chunk(start, stop))[: stop - start]
+        labels = images.labels[start:stop]
+        elsewhere = task_of_class[labels][:, None] != task_of_class[None, :]
+        correct[0, start:stop] = scores.argmax(dim=1) == labels
+        correct[1, start:stop] = scores.masked_fill(elsewhere, -torch.inf).argmax(dim=1) == labels
+    ends = [images.count(int(end)) for end in np.cumsum(sizes)]
+    starts = [0, *ends[:-1]]
+    hits = torch.stack([correct[:, a:b].sum(dim=1) for a, b in zip(starts, ends, strict=True)], dim=1).cpu()
+    totals = [b - a for a, b in zip(starts, ends, strict=True)]
+    agnostic, aware = accuracy_rows(hits.numpy(), totals).tolist()
+    return agnostic, aware

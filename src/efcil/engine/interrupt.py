@@ -1,0 +1,37 @@
+"""Stopping on request: the first SIGINT or SIGTERM lets the step end and the state be saved, a second one does not."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop, and has saved where it is. The message says how to go on."""
+
+
+class StopRequest:
+    """Remembers that somebody asked to stop. As a context it listens to SIGINT and SIGTERM."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        # Python delivers signals to the main thread alone; elsewhere the program around us has to handle them.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

@@ -1,0 +1,131 @@
+"""What a run tells while it works: bars on a terminal, a few plain lines elsewhere, and always the log.
+
+Everything here happens once per epoch or task at most, so that it never holds up training.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+
+from efcil.engine.trainer import EpochReport
+
+LINES_PER_TASK = 10
+REFRESH_SECONDS = 0.1
+
+
+class Progress:
+    """Shows how far a run has come. Bars need a terminal; `quiet` leaves only the log."""
+
+    def __init__(
+        self, tasks: int, log: Path | None = None, *, quiet: bool = False, stream: IO[str] | None = None
+    ) -> None:
+        self.tasks = tasks
+        self.quiet = quiet
+        self.stream = stream if stream is not None else sys.stdout
+        self._log_path = log
+        self._log: IO[str] | None = None
+        self._bars: Bars | None = None
+        self._task_bar: TaskID | None = None
+        self._epoch_bar: TaskID | None = None
+        self._task = 0
+        self._later_epochs = 0
+        self._shown = 0.0
+        self._seconds: list[float] = []
+
+    def __enter__(self) -> Progress:
+        if self._log_path is not None:
+            self._log = open(self._log_path, "a", encoding="utf-8")
+        if not self.quiet and self.stream.isatty():
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[note]}"),
+            )
+            # Drawn by hand, after epochs: a refreshing thread would compete with the one that feeds the GPU.
+            self._bars = Bars(*columns, console=Console(file=self.stream), auto_refresh=False, transient=True)
+            self._task_bar = self._bars.add_task("tasks ", total=self.tasks, note="")
+            self._epoch_bar = self._bars.add_task("epochs", total=1, note="", visible=False)
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def say(self, text: str) -> None:
+        """Print and log some lines."""
+        self.log(text)
+        if self.quiet:
+            return
+        if self._bars is not None:
+            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def log(self, text: str) -> None:
+        """Log some lines without printing them."""
+        if self._log is not None:
+            self._log.write(text + "\n")
+            self._log.flush()
+
+    def begin_task(self, task: int, epochs: int, done: int = 0, later_epochs: int = 0) -> None:
+        """Announce task `task` (from 0), of whose `epochs` `done` are over; `later_epochs` follow in later tasks."""
+        self._task, self._later_epochs, self._seconds = task, later_epochs, []
+        if self._bars is not None and self._task_bar is not None and self._epoch_bar is not None:
+            self._bars.update(self._task_bar, completed=task)
+            self._bars.update(self._epoch_bar, total=epochs, completed=done, note="", visible=True)
+            self._bars.refresh()
+
+    def epoch(self, report: EpochReport) -> None:
+        """Tell of a finished epoch: always to the bars, to the log and to plain output only every tenth of the task."""
+        self._seconds.append(report.seconds)
+        done, epochs = report.epoch + 1, report.epochs
+        terms = "  ".join(f"{name} {value:.4f}" for name, value in report.terms.items())
+        note = f"{terms}  {_duration(self._left(epochs - done))} left"
+        if self._bars is not None and self._epoch_bar is not None:
+            self._bars.update(self._epoch_bar, completed=done, note=note)
+            now = time.monotonic()
+            if now - self._shown >= REFRESH_SECONDS or done == epochs:
+                self._shown = now
+                self._bars.refresh()
+        if done * LINES_PER_TASK // epochs > (done - 1) * LINES_PER_TASK // epochs:
+            line = f"task {self._task + 1}/{self.tasks}  epoch {done}/{epochs}  {note}"
+            if self._bars is not None:
+                self.log(line)
+            else:
+                self.say(line)
+
+    def end_task(self, text: str) -> None:
+        """Tell how a task ended."""
+        self.say(text)
+        if self._bars is not None and self._task_bar is not None and self._epoch_bar is not None:
+            self._bars.update(self._task_bar, completed=self._task + 1)
+            self._bars.update(self._epoch_bar, visible=False)
+            self._bars.refresh()
+
+    def _left(self, epochs: int) -> float:
+        """Seconds that the rest of the run takes if its epochs are like the last few of this task."""
+        recent = self._seconds[-5:]
+        return (epochs + self._later_epochs) * sum(recent) / len(recent)
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"

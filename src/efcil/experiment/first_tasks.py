@@ -1,0 +1,145 @@
+"""First tasks, trained once and shared by every run that begins with the same one.
+
+<output>/first-tasks/<key>/ is a checkpoint of the network (network.json and its tensors). The key is a digest of
+everything that decides the network, so a folder is either the right one or another one, never an outdated one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import efcil
+from efcil import seeds
+from efcil.data.images import Dataset
+from efcil.engine import checkpoint
+from efcil.network.incremental import IncrementalNetwork
+from efcil.network.resnet import NETWORKS, make_backbone
+from efcil.settings import Recipe
+
+FOLDER = "first-tasks"
+STEM = "network"
+SAMPLED_IMAGES = 1024
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """Return a digest of a dataset: its labels, classes and normalisation in full, and up to 1,024 of its images."""
+    images, labels = dataset.train.images, dataset.train.labels
+    total = hashlib.sha256()
+    facts = [dataset.name, images.shape, dataset.class_names, dataset.mean, dataset.std]
+    total.update(json.dumps(facts).encode())
+    total.update(np.ascontiguousarray(labels).tobytes())
+    for row in np.unique(np.linspace(0, len(images) - 1, SAMPLED_IMAGES).astype(int)):
+        total.update(np.ascontiguousarray(images[row]).tobytes())
+    return total.hexdigest()
+
+
+def describe(
+    data: str,
+    classes: Sequence[int],
+    network: str,
+    augmentation: str,
+    recipe: Recipe,
+    seed: int,
+    execution: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return everything that decides a first task. `data` is the fingerprint; classes are in their order."""
+    return {
+        "data": data,
+        "classes": [int(c) for c in classes],
+        "network": network,
+        "augmentation": augmentation,
+        "recipe": {name: _plain(value) for name, value in dataclasses.asdict(recipe).items()},
+        "seed": seed,
+        "execution": dict(execution),
+        "efcil": efcil.__version__,
+    }
+
+
+def digest(description: Mapping[str, Any]) -> str:
+    """Return the key of a first task: sixteen hexadecimal digits."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class FirstTaskRecord:
+    """A trained first task: the network's tensors, what its epochs reported, and how long they took."""
+
+    tensors: dict[str, Tensor]
+    epochs: list[dict[str, Any]]
+    seconds: float
+
+
+class FirstTaskStore:
+    """The shared first tasks below an output folder."""
+
+    def __init__(self, output: Path) -> None:
+        self.folder = output / FOLDER
+
+    def place(self, key: str) -> Path:
+        """Return the folder of a first task."""
+        return self.folder / key
+
+    def lock(self, key: str) -> Path:
+        """Return the lock file to hold while a first task is trained."""
+        return self.folder / f".{key}.lock"
+
+    def has(self, key: str) -> bool:
+        """Say whether a first task has been trained; it may still prove damaged."""
+        return checkpoint.exists(self.place(key), STEM)
+
+    def load(self, key: str) -> FirstTaskRecord | None:
+        """Return a first task, or None where there is none; a damaged one is as good as none, with a warning."""
+        if not self.has(key):
+            return None
+        try:
+            stored = checkpoint.read(self.place(key), STEM)
+        except checkpoint.CheckpointError as error:
+            warnings.warn(f"{error} It is trained again now.", stacklevel=2)
+            return None
+        return FirstTaskRecord(stored.tensors, stored.facts["epochs"], stored.facts["seconds"])
+
+    def save(self, key: str, record: FirstTaskRecord, description: Mapping[str, Any], accuracy: float) -> None:
+        """Keep a first task for the runs to come."""
+        facts = {
+            "key": key,
+            "accuracy": accuracy,
+            "seconds": record.seconds,
+            "description": dict(description),
+            "epochs": record.epochs,
+        }
+        checkpoint.write(self.place(key), record.tensors, facts, STEM)
+
+
+def backbone_bytes(name: str) -> int:
+    """Return the size of a backbone's parameters without allocating them."""
+    with torch.device("meta"):
+        return sum(parameter.numel() * parameter.element_size() for parameter in NETWORKS[name][1]().parameters())
+
+
+def fresh_network(name: str, seed: int, device: torch.device) -> IncrementalNetwork:
+    """Return an untrained network without heads."""
+    return IncrementalNetwork(make_backbone(name, seeds.derive(seed, "backbone"))).to(device)
+
+
+def trained_network(name: str, seed: int, device: torch.device, tensors: Mapping[str, Tensor]) -> IncrementalNetwork:
+    """Return the network of a first task, whether it was trained just now or long ago."""
+    network = fresh_network(name, seed, device)
+    heads = sorted((n for n in tensors if n.startswith("heads.")), key=lambda n: int(n.split(".")[1]))
+    network.grow_to([tensors[head].shape[0] for head in heads])
+    network.load_state_dict(dict(tensors))
+    return network.eval()
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,136 @@
+"""Which device, precision and implementation a run gets, and the global switches of PyTorch that go with them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from efcil.engine.trainer import Execution
+from efcil.errors import SettingsError
+from efcil.settings import Settings
+
+PHASES = ("start_up", "train", "statistics", "evaluation")
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def choose_execution(settings: Settings) -> Execution:
+    """Return how a run is executed on this machine; what is left open becomes the fastest that applies."""
+    device = choose_device(settings.device)
+    on_cuda = device.type == "cuda"
+    half = on_cuda if settings.precision == "auto" else settings.precision == "bf16"
+    fused = on_cuda and half if settings.path == "auto" else settings.path == "fused"
+    # fp32 on the plain path is the reference that everything faster is compared with, so it stays eager.
+    return Execution(device, half=half, fused=fused, captured=on_cuda and (half or fused))
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called `name`; `auto` is a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not name.startswith("cuda"):
+        return torch.device(name)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise SettingsError(f"Device {name} was asked for, but PyTorch finds no GPU here. Use --device cpu, or auto.")
+    device = torch.device(name)
+    index = 0 if device.index is None else device.index
+    if index >= count:
+        raise SettingsError(f"Device {name} was asked for, but there are {count} GPUs here, numbered from 0.")
+    return torch.device("cuda", index)
+
+
+def describe(execution: Execution, deterministic: bool) -> dict[str, Any]:
+    """Return what may change the bits of a result, as plain values."""
+    return {
+        "device": execution.device.type,
+        "precision": "bf16" if execution.half else "fp32",
+        "path": "fused" if execution.fused else "plain",
+        "deterministic": deterministic,
+    }
+
+
+@contextmanager
+def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
+    """Set PyTorch's global switches for a run, and put them back afterwards."""
+    backend: Any = torch.backends.cudnn
+    filling: Any = torch.utils.deterministic
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        filling.fill_uninitialized_memory,
+        torch.get_float32_matmul_precision(),
+        (backend.deterministic, backend.benchmark, backend.allow_tf32),
+        os.environ.get(_WORKSPACE),
+    )
+    try:
+        torch.set_float32_matmul_precision("highest")
+        backend.allow_tf32 = backend.allow_tf32 and execution.half
+        backend.deterministic = deterministic
+        backend.benchmark = not deterministic and execution.device.type == "cuda"
+        if deterministic:
+            os.environ[_WORKSPACE] = ":4096:8"  # read when cuBLAS starts, which happens inside this context
+            filling.fill_uninitialized_memory = False
+        torch.use_deterministic_algorithms(deterministic)
+        if execution.device.type == "cuda":
+            torch.cuda.set_device(execution.device)
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        filling.fill_uninitialized_memory = before[2]
+        torch.set_float32_matmul_precision(before[3])
+        backend.deterministic, backend.benchmark, backend.allow_tf32 = before[4]
+        if before[5] is None:
+            os.environ.pop(_WORKSPACE, None)
+        else:
+            os.environ[_WORKSPACE] = before[5]
+
+
+class Clock:
+    """Adds up seconds by phase. The device is waited for at the borders between phases, and nowhere else."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._earlier: dict[str, float] = dict.fromkeys((*PHASES, "total"), 0.0)
+        self._now: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._started = time.perf_counter()
+        self._running: tuple[str, float] | None = None
+
+    def load(self, seconds: Mapping[str, float]) -> None:
+        """Add the seconds that `report` told before an interruption, in place of any loaded before."""
+        self._earlier = dict(seconds)
+
+    def credit(self, phase: str, seconds: float) -> None:
+        """Count work that was done before, or by another run that shares it."""
+        self._earlier[phase] += seconds
+        self._earlier["total"] += seconds
+
+    def report(self) -> dict[str, float]:
+        """Return the seconds of all phases, and in total; the latter includes writing and printing."""
+        now = time.perf_counter()
+        current = self._now | {"total": now - self._started}
+        if self._running is not None:
+            phase, start = self._running
+            current[phase] += now - start
+        return {name: self._earlier[name] + current[name] for name in current}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside as `name`."""
+        self._wait()
+        start = time.perf_counter()
+        self._running = (name, start)
+        try:
+            yield
+            self._wait()
+        finally:
+            self._running = None
+        self._now[name] += time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,338 @@
+"""One run: from settings to a run folder, from wherever an earlier attempt has got to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import efcil
+from efcil import methods
+from efcil.data.augment import Normalisation, make_augmentation
+from efcil.data.images import Dataset
+from efcil.data.scenario import Scenario, class_order, make_scenario
+from efcil.data.store import TaskImages
+from efcil.engine import checkpoint
+from efcil.engine.checkpoint import CheckpointError
+from efcil.engine.evaluate import TestImages, evaluate
+from efcil.engine.first_task import FirstTask
+from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.progress import Progress
+from efcil.engine.trainer import Trainer
+from efcil.environment import command
+from efcil.errors import DataError, EfcilError
+from efcil.evaluation.metrics import step_accuracy
+from efcil.experiment import first_tasks, hardware, state
+from efcil.experiment.files import locked, refuse_unwritable
+from efcil.experiment.first_tasks import (
+    FirstTaskRecord,
+    FirstTaskStore,
+    backbone_bytes,
+    fresh_network,
+    trained_network,
+)
+from efcil.experiment.summary import summarise_run
+from efcil.experiment.training import interrupted, train
+from efcil.methods.base import Method, Task
+from efcil.network.incremental import IncrementalNetwork
+from efcil.report import matrix_text
+from efcil.runfolder import locate
+from efcil.settings import Recipe, Settings, resolve
+
+_MEGABYTE = 1 << 20
+
+
+def make_run_scenario(settings: Settings, dataset: Dataset) -> Scenario:
+    """Return the class order and the tasks that the settings ask for."""
+    classes = dataset.number_of_classes
+    order = class_order(settings.class_order, classes, settings.effective_class_seed, dataset.class_names)
+    return make_scenario(
+        settings.scenario,
+        classes,
+        order=order,
+        tasks=settings.tasks,
+        first_task_classes=settings.first_task_classes,
+        dataset=dataset.name,
+    )
+
+
+def run_one(
+    settings: Settings,
+    output: Path,
+    dataset: Dataset,
+    *,
+    quiet: bool = False,
+    stop: StopRequest | None = None,
+    checkpoint_seconds: float = checkpoint.INTERVAL,
+    fingerprint: str | None = None,
+) -> Path:
+    """Train one run, or what is left of it, and return its folder; a finished run is left as it is.
+
+    SIGINT and SIGTERM end the step under way, save, and raise `Interrupted`. `fingerprint` is that of the dataset where
+    the caller knows it already.
+    """
+    folder = locate(output, settings)
+    if folder.is_finished(settings):
+        if not quiet:
+            print(f"{folder.path}: finished before, skipped.")
+        return folder.path
+    run = Run(settings, output, dataset, fingerprint or first_tasks.fingerprint(dataset))
+    run.checkpoint_seconds = checkpoint_seconds
+    refuse_unwritable(folder.path, run.needed_bytes())
+    with locked(folder.path / ".lock"):
+        folder.write_settings(settings)
+        with (
+            stop if stop is not None else StopRequest() as stop_request,
+            Progress(run.scenario.number_of_tasks, folder.log_file, quiet=quiet) as progress,
+            hardware.switches(run.execution, settings.deterministic),
+            run.execution.stream(),
+        ):
+            _attempt(run, progress, stop_request)
+    return folder.path
+
+
+def _attempt(run: Run, progress: Progress, stop: StopRequest) -> None:
+    """Run to the end, with every way of failing told in the log."""
+    progress.log(f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  efcil {efcil.__version__}  {command()}")
+    try:
+        run.execute(progress, stop)
+    except Interrupted as interruption:
+        progress.log(str(interruption))
+        raise
+    except EfcilError as error:
+        progress.log(f"Failed: {error}")
+        raise
+    except OSError as error:
+        message = (
+            f"The run in {run.folder.path} was stopped by a file error ({error}). Its last checkpoint is untouched; "
+            "put that right and give the same command again."
+        )
+        with contextlib.suppress(OSError):
+            progress.log(f"Failed: {message}")
+        raise CheckpointError(message) from error
+    except Exception as error:
+        progress.log(f"Failed: {type(error).__name__}: {error}")
+        raise
+
+
+class Run:
+    """The state of one run while it is under way."""
+
+    def __init__(self, settings: Settings, output: Path, dataset: Dataset, fingerprint: str) -> None:
+        self.settings = settings
+        self.output = output
+        self.dataset = dataset
+        self.fingerprint = fingerprint
+        self.folder = locate(output, settings)
+        self.partial = self.folder.path / "partial"
+        self.store = FirstTaskStore(output)
+        self.resolved = resolve(settings, dataset.image_size)
+        self.method_class = methods.get(settings.method)
+        self.scenario = make_run_scenario(settings, dataset)
+        self.execution = hardware.choose_execution(settings)
+        self.executed = hardware.describe(self.execution, settings.deterministic)
+        self.normalisation = Normalisation(dataset.mean, dataset.std)
+        self.labels = self.scenario.relabel(dataset.train.labels)
+        self.clock = hardware.Clock(self.execution.device)
+        self.checkpoint_seconds = checkpoint.INTERVAL
+        tasks = self.scenario.number_of_tasks
+        self.agnostic = np.full((tasks, tasks), math.nan)
+        self.aware = np.full((tasks, tasks), math.nan)
+        self.completed = 0
+        self.method: Method | None = None
+        self.first_task_key: str | None = None
+        self.history: list[dict[str, Any]] = []
+        self._waiting = False
+        self.progress: Progress
+        self.stop: StopRequest
+
+    # -- the whole run -----------------------------------------------------------------------------------------
+
+    def execute(self, progress: Progress, stop: StopRequest) -> None:
+        """Train the tasks that are left, then write the summary."""
+        self.progress, self.stop = progress, stop
+        with self.clock.phase("start_up"):
+            state.restore(self)
+            dtype, device = self.execution.dtype, self.execution.device
+            test = self.dataset.test
+            self.test = TestImages(
+                test.images,
+                self.scenario.relabel(test.labels),
+                normalisation=self.normalisation,
+                device=device,
+                dtype=dtype,
+            )
+        at = f", going on after task {self.completed}" if self.completed else ""
+        progress.say(f"{self.folder.path}: {self.scenario.number_of_tasks} tasks on {device}{at}")
+        for index in range(self.completed, self.scenario.number_of_tasks):
+            if self._is_measured(index):
+                self._refuse_to_go_on()
+                self._run_task(index)
+        assert self.method is not None
+        checkpoint.remove(self.partial)
+        self.folder.write_summary(summarise_run(self, self.method))
+        progress.say(matrix_text(self.agnostic, self.scenario.task_sizes))
+
+    def needed_bytes(self) -> int:
+        """Return about how much the checkpoints of the first task need, old and new ones side by side."""
+        assert self.resolved.network is not None
+        network = backbone_bytes(self.resolved.network)
+        # The network in the model and among the first tasks, and with two moments in the middle of a task.
+        return 2 * (network + network + 3 * network) + 4 * _MEGABYTE
+
+    @property
+    def joint(self) -> bool:
+        """Whether every training begins anew with the images of all classes seen."""
+        return not self.method_class.exemplar_free
+
+    def recipe(self, index: int) -> Recipe:
+        """Return how task `index` is optimised."""
+        if self.joint:
+            rotations = self.resolved.first_task.rotations and getattr(self.resolved.method, "rotations", True)
+            return dataclasses.replace(self.resolved.first_task, rotations=rotations)
+        return self.resolved.first_task if index == 0 else self.resolved.later
+
+    def _is_measured(self, index: int) -> bool:
+        every = not self.joint or getattr(self.resolved.method, "when", "every") == "every"
+        return every or index == self.scenario.number_of_tasks - 1
+
+    def later_epochs(self, index: int) -> int:
+        """Return how many epochs the tasks after task `index` have together."""
+        later = range(index + 1, self.scenario.number_of_tasks)
+        return sum(self.recipe(task).epochs for task in later if self._is_measured(task))
+
+    # -- one task ----------------------------------------------------------------------------------------------
+
+    def _run_task(self, index: int) -> None:
+        self.history = []
+        before = self.clock.report()
+        if index == 0 or self.joint:
+            task, data = self._from_the_start(index)
+        else:
+            task, data = self._later_task(index)
+        assert self.method is not None
+        self.method.eval()
+        with self.clock.phase("statistics"):
+            self.method.end_task(task, data)
+        del data
+        with self.clock.phase("evaluation"):
+            agnostic, aware = evaluate(self.method, self.test, self.scenario, index)
+        self.agnostic[index, : index + 1] = agnostic
+        self.aware[index, : index + 1] = aware
+        after = self.clock.report()
+        seconds = {name: after[name] - before[name] for name in ("train", "statistics", "evaluation")}
+        step = float(step_accuracy(self.agnostic, self.scenario.task_sizes)[index])
+        line = {"kind": "task", "task": index + 1, "accuracy": agnostic, "task_aware": aware, "A_step": step}
+        self.folder.append_metrics(line | {"seconds": seconds})
+        self.completed = index + 1
+        state.save(self, self.method)
+        spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+        tasks = self.scenario.number_of_tasks
+        self.progress.end_task(f"task {index + 1}/{tasks} done: A_step {step:.2f} %  ({spent})")
+
+    def _from_the_start(self, index: int) -> tuple[Task, TaskImages]:
+        """Train a network from scratch on the first task, or jointly on all classes up to task `index`."""
+        with self.clock.phase("start_up"):
+            recipe = self.recipe(index)
+            classes = sum(self.scenario.task_sizes[: index + 1])
+            task = Task(0, 0, classes, self.settings.seed, recipe.batch_size)
+            data = self._images(task)
+        network = self._first_task(index, task, data, recipe)
+        self.method = self.method_class(network, self.resolved.method).to(self.execution.device)
+        self.execution.equip(self.method)
+        return task, data
+
+    def _first_task(self, index: int, task: Task, data: TaskImages, recipe: Recipe) -> IncrementalNetwork:
+        assert self.resolved.network is not None
+        description = self.first_task_description(task.classes, recipe)
+        key = first_tasks.digest(description)
+        if index == 0:
+            self.first_task_key = key
+        with locked(self.store.lock(key), self._wait_for_first_task):
+            record = self.store.load(key)
+            if record is not None:
+                self.progress.say(f"task {index + 1}: trained before, taken from {self.store.place(key)}")
+                for line in record.epochs:
+                    self.folder.append_metrics(line | {"task": index + 1})
+                self.clock.credit("train", record.seconds)
+            else:
+                record = self._train_first_task(index, task, data, recipe, key, description)
+        return trained_network(self.resolved.network, self.settings.seed, self.execution.device, record.tensors)
+
+    def _train_first_task(
+        self, index: int, task: Task, data: TaskImages, recipe: Recipe, key: str, description: Mapping[str, Any]
+    ) -> FirstTaskRecord:
+        assert self.resolved.network is not None
+        start = self.clock.report()["train"]
+        with self.clock.phase("train"):
+            network = fresh_network(self.resolved.network, self.settings.seed, self.execution.device)
+            learner = FirstTask(network, task, recipe.rotations)
+            self.execution.equip(learner)
+            train(self, index, Trainer(learner, data, task, recipe, self.execution), key)
+        learner.eval()
+        tensors = {name: value.detach().clone() for name, value in network.state_dict().items()}
+        record = FirstTaskRecord(tensors, self.history, self.clock.report()["train"] - start)
+        rows, _ = evaluate(learner, self.test, self.scenario, index)
+        sizes = self.scenario.task_sizes[: index + 1]
+        self.store.save(key, record, description, float(np.average(rows, weights=sizes)))
+        return record
+
+    def first_task_description(self, classes: int, recipe: Recipe) -> dict[str, Any]:
+        """Return what decides a network trained on the first `classes` classes."""
+        assert self.resolved.network is not None
+        assert self.resolved.augmentation is not None
+        return first_tasks.describe(
+            self.fingerprint,
+            self.scenario.order[:classes],
+            self.resolved.network,
+            self.resolved.augmentation,
+            recipe,
+            self.settings.seed,
+            self.executed,
+        )
+
+    def _later_task(self, index: int) -> tuple[Task, TaskImages]:
+        assert self.method is not None
+        recipe = self.recipe(index)
+        positions = self.scenario.tasks[index]
+        task = Task(index, positions[0], len(positions), self.settings.seed, recipe.batch_size)
+        with self.clock.phase("start_up"):
+            data = self._images(task)
+        with self.clock.phase("train"):
+            self.method.begin_task(task)
+            train(self, index, Trainer(self.method, data, task, recipe, self.execution), None)
+        return task, data
+
+    def _images(self, task: Task) -> TaskImages:
+        chosen = np.flatnonzero((self.labels >= task.first_class) & (self.labels < task.seen))
+        if len(chosen) == 0:
+            raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
+        assert self.resolved.augmentation is not None
+        return TaskImages(
+            self.dataset.train.images[chosen],
+            self.labels[chosen],
+            augmentation=make_augmentation(self.resolved.augmentation),
+            normalisation=self.normalisation,
+            device=self.execution.device,
+            seed=task.seed,
+            name=f"task{task.index}",
+            dtype=self.execution.dtype,
+        )
+
+    # -- stopping ----------------------------------------------------------------------------------------------
+
+    def _wait_for_first_task(self, owner: str) -> None:
+        if not self._waiting:
+            self._waiting = True
+            self.progress.say(f"waiting for the first task, which another process ({owner}) is training")
+        self._refuse_to_go_on()
+
+    def _refuse_to_go_on(self) -> None:
+        if self.stop.requested:
+            raise interrupted(self, f"Stopped after task {self.completed}.")

@@ -1,0 +1,94 @@
+"""One training of a run: taken up where it was interrupted, saved every so often, told of after every epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import efcil
+from efcil.engine import checkpoint
+from efcil.engine.checkpoint import CheckpointError, TaskKeeper
+from efcil.engine.interrupt import Interrupted
+from efcil.engine.trainer import EpochReport, Position, Trainer
+from efcil.environment import command
+
+if TYPE_CHECKING:
+    from efcil.experiment.run import Run
+
+
+def train(run: Run, index: int, trainer: Trainer, key: str | None) -> None:
+    """Train task `index` to its end. `key` is that of the shared first task, None for later tasks."""
+    position = _resume(run, index, trainer, key)
+    done = position.epoch if position is not None else 0
+    run.progress.begin_task(index, trainer.recipe.epochs, done, run.later_epochs(index))
+
+    def facts(now: Position) -> dict[str, Any]:
+        return {
+            "task": index,
+            "key": key,
+            "execution": run.executed,
+            "efcil": efcil.__version__,
+            "position": dataclasses.asdict(now),
+            "epochs": run.history,
+            "seconds": run.clock.report(),
+        }
+
+    def stopped(now: Position) -> Interrupted:
+        place = f"in task {index + 1}, epoch {now.epoch + 1}, after step {now.step}"
+        return interrupted(run, f"Stopped {place}; that state is saved in {run.partial}.")
+
+    def record(report: EpochReport) -> None:
+        line = {
+            "kind": "epoch",
+            "task": index + 1,
+            "epoch": report.epoch + 1,
+            "losses": report.terms,
+            "learning_rate": report.learning_rate,
+            "seconds": report.seconds,
+        }
+        run.history.append(line)
+        run.folder.append_metrics(line)
+        run.progress.epoch(report)
+
+    keeper = TaskKeeper(run.partial, facts, run.stop, stopped, run.checkpoint_seconds)
+    trainer.run(position, record, keeper)
+
+
+def _resume(run: Run, index: int, trainer: Trainer, key: str | None) -> Position | None:
+    """Put the middle of a task back where there is one that belongs to this task and this way of computing."""
+    if not checkpoint.exists(run.partial):
+        return None
+    try:
+        saved = checkpoint.read(run.partial)
+    except CheckpointError as error:
+        run.progress.say(f"{error} Task {index + 1} begins anew.")
+        return None
+    facts = saved.facts
+    if facts["task"] != index or facts["key"] != key:
+        return None
+    if facts["execution"] != run.executed or facts["efcil"] != efcil.__version__:
+        run.progress.say(f"Task {index + 1} was under way with other hardware, precision or efcil; it begins anew.")
+        return None
+    checkpoint.restore_training(trainer, saved.tensors)
+    position = Position(**facts["position"])
+    # The lines of these epochs were removed with everything after the last finished task.
+    run.history = list(facts["epochs"])
+    for line in run.history:
+        run.folder.append_metrics(line)
+    run.clock.load(facts["seconds"])
+    run.progress.say(f"going on in task {index + 1}, epoch {position.epoch + 1}, after step {position.step}")
+    return position
+
+
+def interrupted(run: Run, what: str) -> Interrupted:
+    """Say what was stopped and the exact command to go on with; return what is to be raised."""
+    again = command()
+    if Path(sys.argv[0]).name not in ("efcil", "__main__.py"):  # called from Python: there is no such command
+        config, output = str(run.folder.settings_file), str(run.output)
+        again = shlex.join(["efcil", "run", "--config", config, "--output", output])
+    message = f"{what} To go on: {again}"
+    print(message, file=sys.stderr, flush=True)
+    return Interrupted(message)

@@ -1,0 +1,170 @@
+"""Several runs on one GPU: a process for each, and NVIDIA's MPS so that their kernels overlap.
+
+Without MPS, kernels of different processes only take turns. Runs that share a first task wait until the first of them
+has trained it, and other runs are started meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from efcil.engine import checkpoint
+from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.errors import TrainingError
+from efcil.experiment.first_tasks import STEM
+from efcil.settings import Settings, to_yaml
+
+POLL_SECONDS = 0.2
+MPS_CONTROL = "nvidia-cuda-mps-control"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be trained in its own process. `first_task` is the key and the place of the first task it shares."""
+
+    number: int
+    settings: Settings
+    folder: Path
+    first_task: tuple[str, Path] | None
+
+
+@dataclass
+class _Worker:
+    job: Job
+    process: subprocess.Popen[bytes]
+    errors: Path
+    started: float
+
+
+def run_jobs(jobs: Sequence[Job], output: Path, slots: int, say: Callable[[str], None]) -> dict[int, Exception]:
+    """Run all jobs, `slots` at a time; return the failures by the number of the job."""
+    if not jobs:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="efcil-") as scratch, StopRequest() as stop, mps(say) as environment:
+        return _Scheduler(jobs, output, slots, say, Path(scratch), environment).run(stop)
+
+
+def worker_command(job: Job, output: Path, scratch: Path) -> list[str]:
+    """Return the command that trains one run, its settings written to a file in `scratch`."""
+    config = scratch / f"{job.number}.yaml"
+    config.write_text(to_yaml(job.settings), encoding="utf-8")
+    return [sys.executable, "-m", "efcil", "run", "--config", str(config), "--output", str(output), "--quiet"]
+
+
+class _Scheduler:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        output: Path,
+        slots: int,
+        say: Callable[[str], None],
+        scratch: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.waiting = list(jobs)
+        self.running: list[_Worker] = []
+        self.failures: dict[int, Exception] = {}
+        self.output = output
+        self.slots = slots
+        self.say = say
+        self.scratch = scratch
+        self.environment = dict(environment)
+
+    def run(self, stop: StopRequest) -> dict[int, Exception]:
+        try:
+            while self.waiting or self.running:
+                if stop.requested:
+                    raise Interrupted("Stopped. Give the same command again to go on with the runs that are not done.")
+                self._collect()
+                while len(self.running) < self.slots and (job := self._next()) is not None:
+                    self._start(job)
+                time.sleep(POLL_SECONDS)
+        finally:
+            self._stop_all()
+        return self.failures
+
+    def _next(self) -> Job | None:
+        """Return the first job that need not wait for a first task which another one is training."""
+        busy = {worker.job.first_task[0] for worker in self.running if worker.job.first_task is not None}
+        for job in self.waiting:
+            if job.first_task is None or job.first_task[0] not in busy or checkpoint.exists(job.first_task[1], STEM):
+                return job
+        return None
+
+    def _start(self, job: Job) -> None:
+        self.waiting.remove(job)
+        errors = self.scratch / f"{job.number}.err"
+        with open(errors, "wb") as stream:
+            process = subprocess.Popen(
+                worker_command(job, self.output, self.scratch),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stream,
+                env=self.environment,
+                start_new_session=True,  # a Ctrl-C reaches us alone; we pass it on, once
+            )
+        self.running.append(_Worker(job, process, errors, time.monotonic()))
+        self.say(f"{job.folder}: started.")
+
+    def _collect(self) -> None:
+        for worker in list(self.running):
+            code = worker.process.poll()
+            if code is None:
+                continue
+            self.running.remove(worker)
+            if code == 0:
+                self.say(f"{worker.job.folder}: done after {time.monotonic() - worker.started:.0f} s.")
+                continue
+            reason = _last_words(worker.errors) or f"The process ended with code {code}; see {worker.job.folder}."
+            self.failures[worker.job.number] = TrainingError(reason)
+            self.say(f"{worker.job.folder}: failed. {reason}")
+
+    def _stop_all(self) -> None:
+        """Ask what still runs to save and end, and wait for it."""
+        for worker in self.running:
+            worker.process.terminate()
+        for worker in self.running:
+            worker.process.wait()
+        self.running.clear()
+
+
+def _last_words(errors: Path) -> str:
+    lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("efcil: ") if lines else ""
+
+
+@contextmanager
+def mps(say: Callable[[str], None]) -> Iterator[dict[str, str]]:
+    """Run an MPS server of our own; yield the environment in which processes find it."""
+    environment = dict(os.environ)
+    program = shutil.which(MPS_CONTROL)
+    if program is None:
+        say(f"{MPS_CONTROL} is not installed; the runs share the GPU by taking turns.")
+        yield environment
+        return
+    with tempfile.TemporaryDirectory(prefix="efcil-mps-") as folder:
+        for name in ("PIPE", "LOG"):
+            place = Path(folder) / name.lower()
+            place.mkdir()
+            environment[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
+        try:
+            subprocess.run([program, "-d"], env=environment, check=True, capture_output=True, timeout=30)
+        except (OSError, subprocess.SubprocessError) as error:
+            say(f"{MPS_CONTROL} could not be started ({error}); the runs share the GPU by taking turns.")
+            yield dict(os.environ)
+            return
+        try:
+            yield environment
+        finally:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run([program], input=b"quit\n", env=environment, capture_output=True, timeout=60)

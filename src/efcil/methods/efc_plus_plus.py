@@ -1,0 +1,138 @@
+"""EFC++: Elastic Feature Consolidation whose heads are re-balanced on Gaussian features after each task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efcil import seeds
+from efcil.core import gaussians, prototypes
+from efcil.core.feature_matrix import quadratic_drift
+from efcil.core.heads import softmax_epoch
+from efcil.core.losses import cross_entropy
+from efcil.data.store import TaskImages
+from efcil.errors import TrainingError
+from efcil.methods.base import Batch, Plan, Task, Terms
+from efcil.methods.efc import ElasticFeatureConsolidation
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import option
+
+
+class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
+    """Learns new features under EFC's drift penalty alone, and balances old and new classes in the heads afterwards."""
+
+    name = "efc++"
+    summary = "EFC without rehearsal while the backbone trains; heads re-balanced on Gaussian features after each task"
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of EFC++, with the values of its authors' code."""
+
+        efm_weight: float = option(10.0, "Weight of the empirical feature matrix in the drift penalty.", minimum=0)
+        damping: float = option(0.1, "Weight of the identity in the drift penalty.", minimum=0)
+        prototype_update: str = option(
+            "efm",
+            "How old class means follow the drift: efm (weights from the feature matrix) or none (ablation).",
+            choices=("efm", "none"),
+        )
+        drift_sigma: float = option(0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6)
+        covariance: str = option(
+            "class",
+            "Covariances kept: one per class, one per task (average of its classes), or only the last task's.",
+            choices=("class", "task", "last-task"),
+        )
+        jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
+        rebalance_epochs: int = option(50, "Epochs of re-balancing after each task but the first; 0: none.", minimum=0)
+        rebalance_learning_rate: float = option(1e-3, "Learning rate of re-balancing (SGD, constant).", minimum=0)
+        rebalance_momentum: float = option(0.9, "Momentum of re-balancing.", minimum=0, maximum=1)
+        rebalance_weight_decay: float = option(5e-4, "Weight decay of re-balancing.", minimum=0)
+        rebalance_batch_size: int = option(256, "Features in a step of re-balancing.", minimum=1)
+        rebalance_fresh: bool = option(
+            True,
+            "Augment the current images and compute their features anew in every epoch of re-balancing; off: once, as "
+            "the authors do for ImageNet-1K.",
+        )
+
+    settings: Settings  # type: ignore[assignment]
+    counts: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)  # type: ignore[arg-type]
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
+
+    # -- the backbone phase ------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        """Begin as EFC does, and keep the old heads from the optimiser: its weight decay alone would change them."""
+        super().begin_task(task)
+        for head in list(self.network.heads)[:-1]:
+            head.requires_grad_(False)
+
+    def restored(self) -> None:
+        """Nothing is derived: no prototype is drawn while the backbone trains."""
+
+    def previous_images(self, task: Task) -> int:
+        """No image is shown twice."""
+        return 0
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
+        """Nothing is drawn."""
+        return {}
+
+    def loss(self, batch: Batch) -> Terms:
+        """Drift penalty, and cross-entropy over the new head."""
+        features = self.network.features(batch.images)
+        settings, first = self.settings, sum(self.network.head_sizes[:-1])
+        delta = features - batch.frozen["features"]
+        return {
+            "drift": quadratic_drift(delta, self.feature_matrix, settings.efm_weight, settings.damping),
+            "current": cross_entropy(features @ self.network.heads[-1].T, batch.labels - first),
+        }
+
+    # -- the end of a task -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Move the old means, re-balance the heads, and only then measure the feature matrix and the new classes."""
+        if task.index > 0:
+            if self.settings.prototype_update == "efm":
+                self._follow_drift(data)
+            self._rebalance(task, data)
+        self.feature_matrix = self._measure_feature_matrix(task, data)
+        self._add_prototypes(task, data)
+        new = torch.bincount(data.labels - task.first_class, minlength=task.classes)
+        self.counts = torch.cat([self.counts.to(new.device), new])
+        self.teacher = None
+
+    def _rebalance(self, task: Task, data: TaskImages) -> None:
+        """Train all heads on real features of new classes and as many sampled ones of each old class as it had."""
+        settings = self.settings
+        factors = prototypes.cholesky_factors(self.covariances, settings.jitter)
+        counts = self.counts.tolist()
+        weight = self.network.head_weight().detach().clone()
+        velocity = torch.zeros_like(weight)
+        for epoch in range(settings.rebalance_epochs):
+            if settings.rebalance_fresh or epoch == 0:
+                real, labels = gaussians.collect(self.network.features, data.augmented("rebalance", epoch))
+            generator = seeds.generator(data.device, task.seed, "rebalance", task.index, epoch)
+            drawn, old = gaussians.sample_classes(self.means, factors, self.covariance_of, counts, generator)
+            order = torch.randperm(len(real) + len(drawn), generator=generator, device=data.device)
+            softmax_epoch(
+                weight,
+                velocity,
+                torch.cat([real.to(weight.dtype), drawn])[order],
+                torch.cat([labels, old])[order],
+                batch_size=settings.rebalance_batch_size,
+                learning_rate=settings.rebalance_learning_rate,
+                momentum=settings.rebalance_momentum,
+                weight_decay=settings.rebalance_weight_decay,
+            )
+        if not bool(torch.isfinite(weight).all()):
+            raise TrainingError(
+                f"Re-balancing the heads after task {task.index + 1} gave weights that are not finite. "
+                "Lower its learning rate (--set rebalance_learning_rate=...)."
+            )
+        for head, rows in zip(self.network.heads, weight.split(self.network.head_sizes), strict=True):
+            head.copy_(rows)

@@ -1,0 +1,134 @@
+"""Elastic weight consolidation, with the conventions of the FACIL framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from efcil import seeds
+from efcil.core import fisher
+from efcil.data.store import TaskImages
+from efcil.methods.base import Batch, Task, Terms
+from efcil.methods.finetune import FineTune
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import option
+
+
+class ElasticWeightConsolidation(FineTune):
+    """Trains backbone and newest head, and holds each backbone parameter back as far as old tasks depend on it."""
+
+    name = "ewc"
+    summary = "backbone parameters held where they were, weighted by a diagonal Fisher matrix"
+    family = "scheduled"
+    #: The penalty reaches the backbone's parameters directly, which only layer-by-layer execution supports.
+    plain_only: ClassVar[bool] = True
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of EWC, with the values of the EFC paper, and the conventions it leaves open."""
+
+        weight: float = option(
+            5000.0, "Weight of the penalty, which has a factor 1/2 (EFC paper; FACIL's default too).", minimum=0
+        )
+        fisher_memory: float = option(
+            0.5, "Share of the old Fisher matrix kept when a task's own is added (FACIL).", minimum=0, maximum=1
+        )
+        fisher_labels: str = option(
+            "predicted",
+            "Labels of the Fisher pass: predicted (FACIL's default), sampled from the prediction (EWC's definition), "
+            "or true.",
+            choices=("predicted", "sampled", "true"),
+        )
+        fisher_trains_statistics: bool = option(
+            True,
+            "Run the Fisher pass with BatchNorm in training mode, which moves its running statistics (FACIL's code). "
+            "Never done where train_normalisation is off.",
+        )
+        train_normalisation: bool = option(
+            True, "Let BatchNorm go on learning after the first task (FACIL's default; the EFC paper does not say)."
+        )
+
+    settings: Settings
+    fisher: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        self.trains_normalisation = self.settings.train_normalisation  # type: ignore[misc]
+        backbone = self._backbone()
+        size = sum(parameter.numel() for parameter in backbone)
+        self.register_buffer("fisher", torch.zeros(size, device=backbone[0].device))
+        self._anchors: list[Tensor] = []
+        self._roots: list[Tensor] = []
+
+    def _backbone(self) -> list[nn.Parameter]:
+        return list(self.network.backbone.parameters())
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        """Remember where the backbone is, then grow a head; old heads are frozen."""
+        # Not saved: a task always begins from a saved state, whose backbone this is.
+        self._anchors = [parameter.detach().clone() for parameter in self._backbone()]
+        super().begin_task(task)
+        self.restored()
+
+    def restored(self) -> None:
+        """Cut the Fisher matrix into the shapes of the parameters."""
+        self._roots = fisher.unflatten(self.fisher.sqrt(), self._backbone())
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy over the newest head, plus the penalty."""
+        terms = super().loss(batch)
+        terms["penalty"] = fisher.elastic_penalty(self._backbone(), self._anchors, self._roots, self.settings.weight)
+        return terms
+
+    # -- statistics --------------------------------------------------------------------------------------------
+
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Blend the Fisher matrix of this task into the stored one."""
+        memory = self.settings.fisher_memory
+        self.fisher = memory * self.fisher + (1.0 - memory) * self._measure_fisher(task, data)
+        self._anchors, self._roots = [], []
+
+    def _measure_fisher(self, task: Task, data: TaskImages) -> Tensor:
+        """Squared gradients of batch means, weighted by the batch size and divided by the number of images."""
+        size = min(task.batch_size, len(data))
+        used = len(data) // size * size
+        view = data.view("fisher")
+        generator = seeds.generator(data.device, task.seed, "fisher", task.index)
+        learning = self.settings.fisher_trains_statistics and self.trains_normalisation
+        with _layer_by_layer(self.network, learning):
+            parameters = self._backbone()
+            totals = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
+            for start in range(0, used, size):
+                images, labels = data.render(view, start, start + size)
+                logits = self.network.logits(self.network.features(images.float()))
+                noise = torch.rand(logits.shape, generator=generator, device=data.device)
+                loss = fisher.fisher_loss(logits, labels, self.settings.fisher_labels, noise)
+                fisher.add_squares(totals, torch.autograd.grad(loss, parameters), size / used)
+        return fisher.flatten(totals)
+
+
+@contextmanager
+def _layer_by_layer(network: IncrementalNetwork, learning: bool) -> Iterator[None]:
+    """Compute features in float32 with ordinary gradients for every backbone parameter, then put everything back."""
+    fused, half, training = network.fused, network.half_precision, network.training
+    flags = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
+    network.fused, network.half_precision = None, False
+    network.backbone.requires_grad_(True)
+    network.train(learning)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        network.train(training)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+        network.fused, network.half_precision = fused, half
+        if fused is not None:
+            fused.invalidate()

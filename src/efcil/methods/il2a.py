@@ -1,0 +1,167 @@
+"""IL2A: class augmentation by mixing images, and semantic augmentation of class Gaussians in closed form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from efcil import seeds
+from efcil.core import gaussians, prototypes
+from efcil.core.losses import cross_entropy
+from efcil.data.store import TaskImages
+from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import Recipe, option
+
+
+class DualAugmentation(Method):
+    """Rehearses old classes as Gaussians without sampling them, and learns mixtures of two classes as classes.
+
+    The rows of mixed classes take part in the softmax of current images while their task lasts, and are then dropped.
+    """
+
+    name = "il2a"
+    summary = "class Gaussians rehearsed in closed form, features distilled, mixed images as extra classes"
+    family = "scheduled"
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of IL2A, with the values of its authors' code unless said otherwise."""
+
+        replay_weight: float = option(10.0, "Weight of the Gaussians' cross-entropy (IL2A).", minimum=0)
+        distillation_weight: float = option(
+            10.0, "Weight of the norm of the feature drift of a batch (IL2A).", minimum=0
+        )
+        covariance_scale: float = option(2.5, "Factor on the class covariances in the closed form (IL2A).", minimum=0)
+        temperature: float = option(
+            1.0,
+            "Temperature of both softmaxes; 1 as the EFC paper has it for PASS, since the shared first task is trained "
+            "without one (IL2A's code: 0.1).",
+            minimum=1e-3,
+        )
+        mixing_rounds: int = option(4, "How often a batch is mixed with itself; 0: no mixed classes (IL2A).", minimum=0)
+        mixing_concentration: int = option(
+            20, "Shares of the two images come from Beta(a, a) with this a (IL2A).", minimum=1
+        )
+        mixing_range: float = option(
+            0.1, "Shares further than this from one half become one half (IL2A: 0.1; 0.2 for Tiny-ImageNet).", minimum=0
+        )
+        train_normalisation: bool = option(True, "Let BatchNorm go on learning after the first task (IL2A's code).")
+
+    settings: Settings
+    means: Tensor
+    covariances: Tensor
+    pair_of: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        self.trains_normalisation = self.settings.train_normalisation  # type: ignore[misc]
+        size = network.feature_size
+        self.register_buffer("means", torch.zeros(0, size))
+        self.register_buffer("covariances", torch.zeros(0, size, size))
+        self.register_buffer("pair_of", torch.zeros(0, 0, dtype=torch.int64), persistent=False)
+        self.pairs = nn.ParameterList()
+        self.teacher: IncrementalNetwork | None = None
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        """Keep the network as the teacher, grow a head, and make a row for every pair of new classes."""
+        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
+        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        super().begin_task(task)
+        self._first_class = task.first_class
+        self.pair_of, self.pairs = pair_numbers(task.classes).to(self.means.device), nn.ParameterList()
+        if self.settings.mixing_rounds and task.classes > 1:
+            bound = 1.0 / math.sqrt(self.network.feature_size)
+            rows = torch.empty(task.classes * (task.classes - 1) // 2, self.network.feature_size)
+            rows.uniform_(-bound, bound, generator=seeds.generator("cpu", task.seed, "pairs", task.index))
+            self.pairs.append(nn.Parameter(rows.to(self.means.device)))
+
+    def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
+        """Everything the network trains, and the rows of mixed classes with the heads' learning rate."""
+        groups = super().parameter_groups(recipe)
+        if len(self.pairs):
+            groups.append({"params": list(self.pairs), "learning_rate": recipe.learning_rate})
+        return groups
+
+    def frozen(self, images: Tensor) -> dict[str, Tensor]:
+        """Features of the old network."""
+        assert self.teacher is not None
+        return {"features": self.teacher.features(images)}
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw the old classes to rehearse, and with whom and in which shares each image is mixed."""
+        shape, device = (plan.steps, plan.batch_size), generator.device
+        draws = {"prototype_labels": torch.randint(len(self.means), shape, generator=generator, device=device)}
+        settings = self.settings
+        if len(self.pairs):
+            mixing = (plan.steps, settings.mixing_rounds, plan.batch_size)
+            # Ranks of random keys, not a permutation: a short batch needs one of its own length.
+            draws["mixing_keys"] = torch.rand(mixing, generator=generator, device=device)
+            shares = symmetric_beta(mixing, settings.mixing_concentration, generator)
+            near = (shares - 0.5).abs() <= settings.mixing_range
+            draws["mixing_shares"] = torch.where(near, shares, 0.5)
+        return draws
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy of images and mixtures, of old classes in closed form, and the norm of the feature drift."""
+        settings, size = self.settings, batch.size
+        images, targets, weights = batch.images, batch.labels, None
+        if len(self.pairs):
+            images, targets, weights = self._mixed(batch)
+        features = self.network.features(images)
+        head = self.network.head_weight()
+        logits = functional.linear(features, torch.cat([head, *self.pairs])) / settings.temperature
+        labels = batch.draws["prototype_labels"]
+        semantic = gaussians.semantic_logits(head, self.means, self.covariances, labels, settings.covariance_scale)
+        drift = torch.linalg.vector_norm(features[:size] - batch.frozen["features"])
+        return {
+            "current": cross_entropy(logits, targets, weights),
+            "replay": settings.replay_weight * cross_entropy(semantic / settings.temperature, labels),
+            "distillation": settings.distillation_weight * drift,
+        }
+
+    def _mixed(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Images, labels and weights of the batch and its mixtures; mixtures within one class weigh nothing."""
+        size = batch.size
+        partners = batch.draws["mixing_keys"][:, :size].argsort(dim=1).flatten()
+        shares = batch.draws["mixing_shares"][:, :size].reshape(-1, 1, 1, 1).to(batch.images.dtype)
+        rounds = len(partners) // size
+        # shares * x + (1 - shares) * partner
+        mixtures = torch.lerp(batch.images[partners], batch.images.repeat(rounds, 1, 1, 1), shares)
+        labels, others = batch.labels.repeat(rounds), batch.labels[partners]
+        pairs = self.pair_of[labels - self._first_class, others - self._first_class]
+        targets = torch.cat([batch.labels, sum(self.network.head_sizes) + pairs])
+        weights = torch.cat([torch.ones_like(batch.labels), (labels != others).long()]).float()
+        return torch.cat([batch.images, mixtures]), targets, weights
+
+    # -- statistics --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Store means and covariances of the new classes; the rows of mixed classes go."""
+        features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
+        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
+        self.means = torch.cat([self.means, means.to(self.means)])
+        self.covariances = torch.cat([self.covariances, covariances.to(self.covariances)])
+        self.pairs = nn.ParameterList()
+        self.teacher = None
+
+
+def pair_numbers(classes: int) -> Tensor:
+    """Table (q, q) of the number 0..q(q-1)/2-1 of every unordered pair of different classes; 0 on the diagonal."""
+    table = torch.zeros(classes, classes, dtype=torch.int64)
+    first, second = torch.triu_indices(classes, classes, offset=1)
+    table[first, second] = table[second, first] = torch.arange(len(first))
+    return table
+
+
+def symmetric_beta(shape: tuple[int, ...], concentration: int, generator: torch.Generator) -> Tensor:
+    """Draws of Beta(a, a) for a whole number a: the median of 2a - 1 uniform numbers has exactly this distribution."""
+    uniform = torch.rand(*shape, 2 * concentration - 1, generator=generator, device=generator.device)
+    return uniform.median(dim=-1).values

@@ -1,0 +1,68 @@
+"""Learning without Forgetting, with the conventions of the FACIL framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from efcil.core.losses import cross_entropy, distillation
+from efcil.data.store import TaskImages
+from efcil.methods.base import Batch, Task, Terms
+from efcil.methods.finetune import FineTune
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import option
+
+
+class LearningWithoutForgetting(FineTune):
+    """Trains backbone and newest head, and asks the old heads to go on saying what they said before."""
+
+    name = "lwf"
+    summary = "predictions of the old network over the old classes distilled into the new one"
+    family = "scheduled"
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of LwF, with the values of the EFC paper."""
+
+        weight: float = option(10.0, "Weight of the distillation (EFC paper; FACIL's default is 1).", minimum=0)
+        temperature: float = option(2.0, "Temperature of the distillation (EFC paper, FACIL).", minimum=1e-3)
+        smoothing: float = option(
+            1e-5, "Probability mass spread over the student's old classes (FACIL's code).", minimum=0
+        )
+        train_normalisation: bool = option(
+            True, "Let BatchNorm go on learning after the first task (FACIL's default; the EFC paper does not say)."
+        )
+
+    settings: Settings
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        self.trains_normalisation = self.settings.train_normalisation  # type: ignore[misc]
+        self.teacher: IncrementalNetwork | None = None
+
+    def begin_task(self, task: Task) -> None:
+        """Keep the network as it is as the teacher, then grow a head; old heads are frozen."""
+        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
+        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        super().begin_task(task)
+
+    def frozen(self, images: Tensor) -> dict[str, Tensor]:
+        """Logits of the old network."""
+        assert self.teacher is not None
+        return {"logits": self.teacher.logits(self.teacher.features(images))}
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy over the newest head, plus distillation over all old heads in one softmax."""
+        logits = self.network.logits(self.network.features(batch.images))
+        old = sum(self.network.head_sizes[:-1])
+        settings = self.settings
+        retained = distillation(logits[:, :old], batch.frozen["logits"], settings.temperature, settings.smoothing)
+        return {
+            "current": cross_entropy(logits[:, old:], batch.labels - old),
+            "distillation": settings.weight * retained,
+        }
+
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Let the teacher go."""
+        self.teacher = None

@@ -1,0 +1,144 @@
+"""PASS: prototype augmentation and self-supervision, with the temperature of the EFC paper."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from efcil import seeds
+from efcil.core import gaussians, prototypes
+from efcil.core.losses import cross_entropy
+from efcil.core.rotation import QUARTER_TURNS, rotate_batch, rotation_labels
+from efcil.data.store import TaskImages
+from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import Recipe, option
+
+
+class PrototypeAugmentation(Method):
+    """Rehearses old class means with noise, holds features where they were, and learns rotated classes in every task.
+
+    Every class has one row in its task's head and three more, kept here, for its quarter turns; those take part in the
+    softmax and never in predictions. The shared first task throws its rotation rows away, so those of the first
+    classes start anew with the second task.
+    """
+
+    name = "pass"
+    summary = "noisy class means rehearsed, features distilled, images rotated in every task"
+    family = "scheduled"
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of PASS, with the values of the EFC paper, and what the sources leave open."""
+
+        replay_weight: float = option(10.0, "Weight of the prototypes' cross-entropy (PASS, EFC paper).", minimum=0)
+        distillation_weight: float = option(
+            10.0, "Weight of the norm of the feature drift of a batch (PASS, EFC paper).", minimum=0
+        )
+        temperature: float = option(
+            1.0, "Temperature of both softmaxes (EFC paper; PASS's own code has 0.1 for small images).", minimum=1e-3
+        )
+        rotation_rows: str = option(
+            "all",
+            "Whose quarter turns have rows in the softmax: those of all seen classes, kept from task to task (PASS's "
+            "code), or only those of the current task's, made for it and thrown away.",
+            choices=("all", "current"),
+        )
+        train_normalisation: bool = option(
+            True, "Let BatchNorm go on learning after the first task (PASS's code; the EFC authors probably did not)."
+        )
+
+    settings: Settings
+    means: Tensor
+    radius: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        self.trains_normalisation = self.settings.train_normalisation  # type: ignore[misc]
+        self.register_buffer("means", torch.zeros(0, network.feature_size))
+        self.register_buffer("radius", torch.zeros(()))
+        self.rotations = nn.ParameterList()
+        self.teacher: IncrementalNetwork | None = None
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        """Keep the network as the teacher, grow a head, and add rotation rows for the classes that lack them."""
+        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
+        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        super().begin_task(task)
+        covered = task.first_class
+        if self.settings.rotation_rows == "all":
+            covered = sum(len(rows) for rows in self.rotations) // QUARTER_TURNS
+        self._first_rotated = task.first_class if self.settings.rotation_rows == "current" else 0
+        generator = seeds.generator("cpu", task.seed, "rotations", task.index)
+        bound = 1.0 / math.sqrt(self.network.feature_size)
+        rows = torch.empty(QUARTER_TURNS * (task.seen - covered), self.network.feature_size)
+        rows.uniform_(-bound, bound, generator=generator)
+        self.rotations.append(nn.Parameter(rows.to(self.means.device)))
+
+    def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
+        """Everything the network trains, and the rotation rows with the heads' learning rate."""
+        rotations = {"params": list(self.rotations), "learning_rate": recipe.learning_rate}
+        return [*super().parameter_groups(recipe), rotations]
+
+    def frozen(self, images: Tensor) -> dict[str, Tensor]:
+        """Features of the old network for every image and its quarter turns: (images, 4, n)."""
+        assert self.teacher is not None
+        count = len(images)
+        features = self.teacher.features(rotate_batch(images))
+        turned = features[count:].view(count, QUARTER_TURNS, -1)
+        return {"features": torch.cat([features[:count, None], turned], dim=1)}
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw old classes uniformly, with replacement, and their means with isotropic noise."""
+        shape = (plan.steps, plan.batch_size)
+        device = generator.device
+        labels = torch.randint(len(self.means), shape, generator=generator, device=device)
+        noise = torch.randn(*shape, self.means.shape[1], generator=generator, device=device)
+        return {"prototypes": self.means[labels] + self.radius * noise, "prototype_labels": labels}
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy of rotated classes, of noisy prototypes, and the norm of the whole batch's feature drift."""
+        settings, size = self.settings, batch.size
+        features = self.network.features(rotate_batch(batch.images))
+        seen = sum(self.network.head_sizes)
+        weight = torch.cat([self.network.head_weight(), *self.rotations])
+        rows = torch.cat([features, batch.draws["prototypes"]])
+        logits = functional.linear(rows, weight) / settings.temperature
+        turned = rotation_labels(batch.labels - self._first_rotated, seen)[size:]
+        before = batch.frozen["features"]
+        before = torch.cat([before[:, 0], before[:, 1:].flatten(0, 1)])
+        replay = cross_entropy(logits[len(features) :], batch.draws["prototype_labels"])
+        return {
+            "current": cross_entropy(logits[: len(features)], torch.cat([batch.labels, turned])),
+            "replay": settings.replay_weight * replay,
+            "distillation": settings.distillation_weight * torch.linalg.vector_norm(features - before),
+        }
+
+    # -- statistics and state ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Store the new classes' means, and after the first task how far features scatter around them."""
+        features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
+        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
+        self.means = torch.cat([self.means, means.to(self.means)])
+        if task.index == 0:
+            self.radius = gaussians.perturbation_radius(covariances).to(self.means.dtype)
+        if self.settings.rotation_rows == "current":
+            self.rotations = nn.ParameterList()
+        self.teacher = None
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Make room for the saved rotation rows, then load as every method does."""
+        numbers = sorted(int(name.split(".")[1]) for name in tensors if name.startswith("rotations."))
+        saved = [tensors[f"rotations.{number}"] for number in numbers]
+        if [rows.shape for rows in self.rotations] != [rows.shape for rows in saved]:
+            self.rotations = nn.ParameterList(nn.Parameter(torch.zeros_like(rows)) for rows in saved)
+            self.rotations.to(self.means.device)
+        super().load_tensors(tensors)
