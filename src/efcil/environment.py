@@ -13,6 +13,9 @@ from typing import Any
 
 import efcil
 
+#: Names the commit where the code was copied to a machine without its git history.
+COMMIT_VARIABLE = "EFCIL_COMMIT"
+
 
 def environment() -> dict[str, Any]:
     """Return versions, commit (None outside a git checkout), whether it had changes, hardware and command."""
@@ -59,7 +62,7 @@ def source_commit(file: Path) -> tuple[str | None, bool | None]:
     # A package installed into an environment inside somebody's repository is not part of that repository: only a
     # file that git tracks says something about this code.
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
-        return None, None
+        return os.environ.get(COMMIT_VARIABLE), None
     commit = _git(file.parent, "rev-parse", "HEAD")
     status = _git(file.parent, "status", "--porcelain", "--untracked-files=no", "--", ":/")
     return commit, None if commit is None or status is None else bool(status)

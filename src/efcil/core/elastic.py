@@ -32,9 +32,7 @@ def elastic_loss(
         current = mean over the batch of the cross-entropy among the new classes, old_classes..m-1
         replay  = weighted sum over the P + Q other rows of the cross-entropy among all m classes
     """
-    return _Elastic.apply(  # type: ignore[no-any-return]
-        features, weight, old_features, penalty, prototypes, targets, replay_weights, old_classes
-    )
+    return _Elastic.apply(features, weight, old_features, penalty, prototypes, targets, replay_weights, old_classes)
 
 
 class _Elastic(torch.autograd.Function):
@@ -60,7 +58,7 @@ class _Elastic(torch.autograd.Function):
         return torch.dot(pulled.view(-1), delta.view(-1)) / size, losses[:size].sum(), losses[size:].sum()
 
     @staticmethod
-    def backward(ctx: Any, drift: Tensor, current: Tensor, replay: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, drift: Tensor, current: Tensor, replay: Tensor) -> tuple[Any, ...]:
         rows, weight, gradient, pulled = ctx.saved_tensors
         size = len(pulled)
         gradient = torch.cat([gradient[:size] * current, gradient[size:] * replay])

@@ -67,9 +67,7 @@ class _Penalty(torch.autograd.Function):
     """The penalty with its gradient strength * F (theta - theta*) written out: five multi-tensor kernels in all."""
 
     @staticmethod
-    def forward(
-        ctx: Any, strength: float, anchors: list[Tensor], roots: list[Tensor], *parameters: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, strength: float, anchors: list[Tensor], roots: list[Tensor], *parameters: Tensor) -> Tensor:
         scaled = torch._foreach_sub(list(parameters), anchors)
         torch._foreach_mul_(scaled, roots)
         ctx.strength, ctx.scaled, ctx.roots = strength, scaled, roots
@@ -81,4 +79,3 @@ class _Penalty(torch.autograd.Function):
         torch._foreach_mul_(gradients, gradient * ctx.strength)
         ctx.scaled = ctx.roots = None
         return None, None, None, *gradients
-

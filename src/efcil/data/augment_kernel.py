@@ -86,7 +86,7 @@ def resized_crop(
     rows = max(1, min(8, 512 // columns))
     mirrored = order if flip is None else flip.to(torch.int8)
     _resized_crop[(count, triton.cdiv(size, rows), 3)](
-        images, order, box.contiguous(), mirrored, scale, shift, out, size, padding, flip is not None, taps, rows, columns,
-        num_warps=4,
+        images, order, box.contiguous(), mirrored, scale, shift, out, size, padding, flip is not None,
+        taps, rows, columns, num_warps=4,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)

@@ -202,9 +202,7 @@ class FlatOptimiser(Optimiser):
     ) -> None:
         first, second = torch.zeros_like(master), torch.zeros_like(master)
         rate = rates[id(parameters[0])]
-        self.segments.append(
-            _Segment(parameters, master, first, second, rate, gradient, scales, working, gathered)
-        )
+        self.segments.append(_Segment(parameters, master, first, second, rate, gradient, scales, working, gathered))
 
     def begin_block(self, first_step: int, steps: int, factor: float) -> None:
         """Write the rates and Adam's bias corrections of the block's steps into the device table."""

@@ -40,10 +40,11 @@ class Execution:
         return torch.bfloat16 if self.half and self.device.type == "cuda" else torch.float32
 
     def equip(self, learner: Method) -> None:
-        """Give the learner's network the chosen way of computing features."""
+        """Give the learner's network the chosen way of computing features, or the plain one where it needs that."""
         network = learner.network
         network.half_precision = self.half
-        network.fused = FusedBackbone(network.backbone, self.dtype) if self.fused else None
+        fused = self.fused and not learner.plain_only
+        network.fused = FusedBackbone(network.backbone, self.dtype) if fused else None
 
     def stream(self) -> AbstractContextManager[object]:
         """Return the context a run lives in: a CUDA stream of its own, since the default one cannot be captured."""
@@ -236,8 +237,10 @@ class _LossReader:
             if event is not None:
                 event.synchronize()
             self._add(epoch, first, host.tolist())
-        while self.reports and self.reports[0].epoch <= until and not any(
-            p[0] <= self.reports[0].epoch for p in self.pending
+        while (
+            self.reports
+            and self.reports[0].epoch <= until
+            and not any(p[0] <= self.reports[0].epoch for p in self.pending)
         ):
             report = self.reports.pop(0)
             sums = self.sums.pop(report.epoch)

@@ -71,8 +71,11 @@ class Method(nn.Module):
     summary: ClassVar[str] = ""
     #: Which of the preset's recipes later tasks follow.
     family: ClassVar[str] = "efc"
-    #: Whether BatchNorm goes on learning after the first task.
-    trains_normalisation: ClassVar[bool] = True
+    #: Whether BatchNorm goes on learning after the first task; a method with a setting for it sets it in `__init__`.
+    trains_normalisation: bool = True
+    #: Whether the loss reads backbone parameters itself. Such a method trains layer by layer also where others use the
+    #: fused backbone, whose optimiser moves parameters during the way back and knows no gradient but its own.
+    plain_only: ClassVar[bool] = False
     #: Whether the method keeps to the current task's images. Joint training, the upper bound, does not.
     exemplar_free: ClassVar[bool] = True
 
@@ -84,6 +87,11 @@ class Method(nn.Module):
         super().__init__()
         self.network = network
         self.settings = settings if settings is not None else type(self).Settings()
+
+    @classmethod
+    def recipe_family(cls, settings: Any) -> str:
+        """Return which of the preset's recipes later tasks follow: `family`, unless the settings decide."""
+        return cls.family
 
     # -- the life of a task ------------------------------------------------------------------------------------
 

@@ -191,7 +191,8 @@ class ElasticFeatureConsolidation(Method):
             groups = torch.zeros_like(groups)
         self.means = torch.cat([self.means, means.to(self.means.dtype)])
         if self.settings.covariance == "last-task":
-            self.covariances, self.covariance_of = covariances, torch.zeros(len(self.means), dtype=torch.int64).to(groups)
+            self.covariances = covariances
+            self.covariance_of = torch.zeros(len(self.means), dtype=torch.int64, device=groups.device)
         else:
             self.covariance_of = torch.cat([self.covariance_of, groups + len(self.covariances)])
             self.covariances = torch.cat([self.covariances, covariances.to(self.covariances.dtype)])

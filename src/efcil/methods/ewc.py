@@ -58,7 +58,7 @@ class ElasticWeightConsolidation(FineTune):
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.trains_normalisation = self.settings.train_normalisation  # type: ignore[misc]
+        self.trains_normalisation = self.settings.train_normalisation
         backbone = self._backbone()
         size = sum(parameter.numel() for parameter in backbone)
         self.register_buffer("fisher", torch.zeros(size, device=backbone[0].device))

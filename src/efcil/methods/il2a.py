@@ -59,7 +59,7 @@ class DualAugmentation(Method):
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.trains_normalisation = self.settings.train_normalisation  # type: ignore[misc]
+        self.trains_normalisation = self.settings.train_normalisation
         size = network.feature_size
         self.register_buffer("means", torch.zeros(0, size))
         self.register_buffer("covariances", torch.zeros(0, size, size))

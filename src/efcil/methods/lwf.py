@@ -38,7 +38,7 @@ class LearningWithoutForgetting(FineTune):
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.trains_normalisation = self.settings.train_normalisation  # type: ignore[misc]
+        self.trains_normalisation = self.settings.train_normalisation
         self.teacher: IncrementalNetwork | None = None
 
     def begin_task(self, task: Task) -> None:

@@ -58,7 +58,7 @@ class PrototypeAugmentation(Method):
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.trains_normalisation = self.settings.train_normalisation  # type: ignore[misc]
+        self.trains_normalisation = self.settings.train_normalisation
         self.register_buffer("means", torch.zeros(0, network.feature_size))
         self.register_buffer("radius", torch.zeros(()))
         self.rotations = nn.ParameterList()

@@ -55,8 +55,8 @@ class SemanticDriftCompensation(Method):
         super().__init__(network, settings)
         base = _BASES[self.settings.base](network)
         if self.settings.base != "efc":
-            base.trains_normalisation = self.settings.train_normalisation  # type: ignore[misc]
-        self.trains_normalisation = base.trains_normalisation  # type: ignore[misc]
+            base.trains_normalisation = self.settings.train_normalisation
+        self.trains_normalisation = base.trains_normalisation
         # The network is ours; as a submodule of the base too it would be saved twice.
         del base._modules["network"]
         object.__setattr__(base, "network", network)

@@ -66,7 +66,7 @@ class _Backbone(torch.autograd.Function):
         return features
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         ctx.fused.run_backward(ctx.saved, gradient)
         ctx.saved = None
         return None, None, None
@@ -89,9 +89,7 @@ class FusedBackbone:
         self.working = torch.zeros(total, device=device, dtype=dtype)
         self.gradient = torch.zeros(total, device=device, dtype=dtype)
         pieces = self.working.split(self.sizes)
-        self.weights = [
-            channels_last_view(p, c.weight.shape) for p, c in zip(pieces, self.convolutions, strict=True)
-        ]
+        self.weights = [channels_last_view(p, c.weight.shape) for p, c in zip(pieces, self.convolutions, strict=True)]
         wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
         channels = [n.num_features for n in self.norms]
         self.bias = torch.zeros(sum(channels), device=device, dtype=wide)
@@ -167,7 +165,7 @@ class FusedBackbone:
         images = self._prepare(images)
         if torch.is_grad_enabled() and self.convolutions[0].weight.requires_grad:
             self._forward_calls += 1
-            return _Backbone.apply(images, self.anchor, self)  # type: ignore[no-any-return]
+            return _Backbone.apply(images, self.anchor, self)
         return self.run_forward(images)[0]
 
     def _prepare(self, images: Tensor) -> Tensor:
@@ -211,7 +209,7 @@ class FusedBackbone:
 
     def _convolve(self, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         weight = self._weight(convolution)
-        return functional.conv2d(x, weight, stride=convolution.stride, padding=convolution.padding)  # type: ignore[arg-type]
+        return functional.conv2d(x, weight, stride=convolution.stride, padding=convolution.padding)
 
     def _frozen_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, None]:
         """relu(convolution with folded BatchNorm + shift (+ shortcut))."""
@@ -220,7 +218,7 @@ class FusedBackbone:
             residual = self._convolve(shortcut[0], shortcut[1])
         if self._cudnn:
             weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
-            shape = (convolution.stride, convolution.padding, (1, 1), 1)
+            shape: Any = (convolution.stride, convolution.padding, (1, 1), 1)
             if residual is None:
                 return torch.cudnn_convolution_relu(x, weight, bias, *shape), None
             return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape), None
@@ -243,7 +241,13 @@ class FusedBackbone:
         assert norm.running_mean is not None
         assert norm.momentum is not None
         return self.operations.batch_statistics(
-            x, norm.weight.detach(), norm.bias.detach(), norm.running_mean, self._variance(norm), norm.momentum, norm.eps
+            x,
+            norm.weight.detach(),
+            norm.bias.detach(),
+            norm.running_mean,
+            self._variance(norm),
+            norm.momentum,
+            norm.eps,
         )
 
     # -- backwards ---------------------------------------------------------------------------------------------
@@ -271,9 +275,12 @@ class FusedBackbone:
         images, stem, out, *places = saved.activations[0]
         if places:
             total = down if other is None else down + other
-            down, other = torch.ops.aten.max_pool2d_with_indices_backward(
-                total, out, [3, 3], [2, 2], [1, 1], [1, 1], False, places[0]
-            ), None
+            down, other = (
+                torch.ops.aten.max_pool2d_with_indices_backward(
+                    total, out, [3, 3], [2, 2], [1, 1], [1, 1], False, places[0]
+                ),
+                None,
+            )
         through, _ = walk.enter(down, stem, self.backbone.conv1, out, other, plain_relu=other is None)
         walk.convolution(through, images, self.backbone.conv1, last=True)
         walk.finish()

@@ -18,8 +18,9 @@ from efcil.network.resnet import ResNet
 class IncrementalNetwork(nn.Module):
     """Backbone plus heads. Logits of all heads, concatenated in task order, are the scores of all seen classes.
 
-    `half_precision` and `fused` are execution choices, not state: `half_precision` runs the backbone in bfloat16, `fused` replaces the
-    layer-by-layer backbone by one differentiable operation (see network/fused.py) that reads the same parameters.
+    `half_precision` and `fused` are execution choices, not state: `half_precision` runs the backbone in bfloat16,
+    `fused` replaces the layer-by-layer backbone by one differentiable operation (see network/fused.py) that reads the
+    same parameters.
     """
 
     def __init__(self, backbone: ResNet) -> None:

@@ -98,4 +98,4 @@ def make_backbone(name: str, seed: int) -> ResNet:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = NETWORKS[name][1]()
-    return backbone.to(memory_format=torch.channels_last)
+    return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -46,16 +46,18 @@ def resolve(settings: Settings, image_size: int | None = None) -> Resolved:
     cls = methods.get(settings.method)
     preset = load_preset(settings.dataset)
     own, stages = split_overrides(settings)
+    method = method_settings(cls, own)
+    family = cls.recipe_family(method)
     first_epochs = settings.epochs if settings.first_task_epochs is None else settings.first_task_epochs
     recipes = {
         "first_task": _adjust(preset.first_task, first_epochs, settings.batch_size, stages["first_task"], "first_task"),
-        "later": _adjust(preset.later(cls.family), settings.epochs, settings.batch_size, stages["later"], "later"),
+        "later": _adjust(preset.later(family), settings.epochs, settings.batch_size, stages["later"], "later"),
     }
     size = settings.image_size if image_size is None else image_size
     return Resolved(
         network=settings.network or preset.network(size),
         augmentation=settings.augmentation or preset.augmentation(size),
-        method=method_settings(cls, own),
+        method=method,
         **recipes,
     )
 

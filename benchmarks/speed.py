@@ -1,0 +1,349 @@
+"""How fast a training step is, beside the obvious ways of writing it, in one process and one table.
+
+    python benchmarks/speed.py --output benchmarks/results/speed-h200.csv
+    python benchmarks/speed.py --run runs/cifar100/cs10/efc/seed0      # adds the split of a whole run
+    python benchmarks/speed.py --small                                 # a slim network, for a look on a laptop
+
+Images are random: the time of a step does not depend on what they show. Times are medians of several repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from efcil.data.augment import Normalisation, make_augmentation
+from efcil.data.scenario import make_scenario
+from efcil.data.store import TaskImages
+from efcil.engine.evaluate import TestImages, evaluate
+from efcil.engine.first_task import FirstTask
+from efcil.engine.trainer import Execution, Trainer
+from efcil.environment import command, environment
+from efcil.experiment.hardware import choose_device, switches
+from efcil.experiment.workers import mps
+from efcil.methods import get
+from efcil.methods.base import Method, Task
+from efcil.network.incremental import IncrementalNetwork
+from efcil.network.resnet import ResNet
+from efcil.settings import Recipe
+
+NORMALISATION = Normalisation((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: the network, the images and the number of steps."""
+
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    pixels: int = 32
+    images: int = 5000
+    batch: int = 64
+    steps: int = 300
+    test_images: int = 10_000
+
+
+SMALL = Sizes((16, 32, 64), (1, 1, 1), 8, 320, 32, 20, 500)
+
+
+class Bench:
+    """Builds trainers of real methods on random images and times their steps."""
+
+    def __init__(self, device: torch.device, sizes: Sizes) -> None:
+        self.device = device
+        self.sizes = sizes
+        cuda = device.type == "cuda"
+        self.paths = {
+            "ours": Execution(device, half=cuda, fused=True, captured=cuda),
+            "plain captured bf16": Execution(device, half=True, fused=False, captured=True),
+            "eager bf16": Execution(device, half=True, fused=False, captured=False),
+            "eager fp32": Execution(device, half=False, fused=False, captured=False),
+        }
+        if not cuda:
+            self.paths = {name: self.paths[name] for name in ("ours", "eager fp32")}
+
+    def images(self, count: int, first: int, classes: int, dtype: torch.dtype) -> TaskImages:
+        generator = np.random.default_rng(0)
+        shape = (count, self.sizes.pixels, self.sizes.pixels, 3)
+        return TaskImages(
+            generator.integers(0, 256, shape, dtype=np.uint8),
+            first + np.arange(count) % classes,
+            augmentation=make_augmentation("padded-resized-crop"),
+            normalisation=NORMALISATION,
+            device=self.device,
+            seed=0,
+            name="speed",
+            dtype=dtype,
+        )
+
+    def network(self, widths: tuple[int, ...] | None = None) -> IncrementalNetwork:
+        torch.manual_seed(0)
+        backbone = ResNet(widths or self.sizes.widths, self.sizes.blocks)
+        return IncrementalNetwork(backbone.to(memory_format=torch.channels_last)).to(self.device)  # type: ignore[call-overload]
+
+    def efc(self, execution: Execution, old: int, new: int = 10, widths: tuple[int, ...] | None = None) -> Trainer:
+        """A trainer in the middle of a stream: `old` classes are stored as Gaussians."""
+        network = self.network(widths)
+        network.add_head(old)
+        method: Method = get("efc")(network).to(self.device)
+        execution.equip(method)
+        network.eval()
+        size = network.feature_size
+        generator = torch.Generator(self.device).manual_seed(0)
+        method.means = torch.rand(old, size, device=self.device, generator=generator)
+        method.covariances = 0.1 * torch.eye(size, device=self.device).repeat(old, 1, 1)
+        method.covariance_of = torch.arange(old, device=self.device)
+        factor = 0.05 * torch.randn(size, min(old, size), device=self.device, generator=generator)
+        method.feature_matrix = factor @ factor.T
+        task = Task(1, old, new, 0, self.sizes.batch)
+        method.begin_task(task)
+        recipe = Recipe(learning_rate=1e-4, epochs=100, batch_size=self.sizes.batch)
+        return Trainer(method, self.images(self.sizes.images, old, new, execution.dtype), task, recipe, execution)
+
+    def first(self, execution: Execution, classes: int = 10) -> Trainer:
+        """A trainer of the first task, with rotations."""
+        task = Task(0, 0, classes, 0, self.sizes.batch)
+        learner = FirstTask(self.network(), task, rotations=True)
+        execution.equip(learner)
+        recipe = Recipe(learning_rate=1e-3, epochs=100, batch_size=self.sizes.batch, rotations=True)
+        return Trainer(learner, self.images(self.sizes.images, 0, classes, execution.dtype), task, recipe, execution)
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, action: Callable[[], object], repeats: int = 3) -> float:
+        """Median seconds of `action`, after one call that does not count."""
+        action()
+        self.wait()
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            action()
+            self.wait()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    def step_ms(self, trainer: Trainer, steps: int | None = None) -> float:
+        """Milliseconds of one step of full size, data being ready."""
+        feed = trainer.feed
+        count = min(steps or self.sizes.steps, feed.block_steps - 1)
+        feed.load(0, 0)
+        trainer.optimiser.begin_block(0, feed.block_steps, 1.0)
+
+        def sweep() -> None:
+            trainer._place.zero_()
+            trainer.optimiser.skip(0)
+            for index in range(count):
+                trainer._step(index, trainer.recipe.batch_size)
+
+        repeats = max(3, (steps or self.sizes.steps) // count)
+        return 1e3 * self.seconds(sweep, repeats) / count
+
+    def epoch_ms(self, trainer: Trainer) -> float:
+        """Milliseconds per step of whole epochs, with augmentation, the old network and everything else."""
+        epochs = 4
+        trainer.recipe = Recipe(learning_rate=1e-4, epochs=epochs, batch_size=trainer.recipe.batch_size)
+        return 1e3 * self.seconds(trainer.run, 2) / (epochs * trainer.feed.steps_per_epoch)
+
+    def flops(self, images: int) -> float:
+        """Floating-point operations of the convolutions for `images` images forwards and backwards."""
+        total = 0.0
+        backbone = self.network().backbone
+
+        def count(module: torch.nn.Module, _: object, output: torch.Tensor) -> None:
+            assert isinstance(module, torch.nn.Conv2d)
+            nonlocal total
+            total += 2.0 * output.numel() * module.in_channels * module.kernel_size[0] * module.kernel_size[1]
+
+        hooks = [m.register_forward_hook(count) for m in backbone.modules() if isinstance(m, torch.nn.Conv2d)]
+        with torch.no_grad():
+            backbone.eval()(torch.zeros(1, 3, self.sizes.pixels, self.sizes.pixels, device=self.device))
+        for hook in hooks:
+            hook.remove()
+        return 3 * total * images
+
+    def matmul_rate(self) -> float:
+        """Measured operations per second of a large matrix product in the type that we train in."""
+        cuda = self.device.type == "cuda"
+        size, dtype = (8192, torch.bfloat16) if cuda else (1024, torch.float32)
+        a = torch.randn(size, size, device=self.device).to(dtype)
+        return 2 * size**3 / self.seconds(lambda: a @ a, 5)
+
+
+class Table:
+    """Rows of (what, variant, value, unit), printed as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, str]] = []
+
+    def add(self, what: str, variant: str, value: float, unit: str) -> None:
+        self.rows.append({"what": what, "variant": variant, "value": f"{value:.4g}", "unit": unit})
+        print(f"{what:42s} {variant:30s} {value:10.4g} {unit}", flush=True)
+
+    def write(self, path: Path) -> None:
+        facts = environment()
+        where = facts["hardware"]["gpus"] or [facts["hardware"]["cpu"]]
+        extra = {
+            "hardware": where[0],
+            "torch": facts["versions"]["torch"],
+            "commit": facts["commit"] or "",
+            "command": command(),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, [*self.rows[0], *extra], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(row | extra for row in self.rows)
+
+
+def measure_steps(bench: Bench, table: Table) -> None:
+    """Step times of our path and of the obvious ones, first and incremental task."""
+    batch = bench.sizes.batch
+    rate = bench.matmul_rate()
+    table.add("matrix products", "measured", rate / 1e12, "TFLOP/s")
+    tasks = {"first-task step": (lambda e: bench.first(e), 4), "incremental step": (lambda e: bench.efc(e, 50), 1)}
+    for what, (build, copies) in tasks.items():
+        for name, execution in bench.paths.items():
+            with execution.stream():
+                trainer = build(execution)
+                ms = bench.step_ms(trainer, None if name == "ours" else 40)
+                table.add(what, name, ms, "ms")
+                if name == "ours":
+                    images = copies * batch
+                    table.add(what, "images", 1e3 * images / ms, "images/s")
+                    share = bench.flops(images) / (ms / 1e3) / rate
+                    table.add(what, "share of matrix product rate", 100 * share, "%")
+                    table.add(what, "whole epochs, per step", bench.epoch_ms(trainer), "ms")
+                    if bench.device.type == "cuda":
+                        table.add(what, "memory", torch.cuda.max_memory_allocated() / 2**30, "GiB")
+            del trainer
+
+
+def measure_growth(bench: Bench, table: Table) -> None:
+    """How the incremental step grows with classes and features."""
+    ours = bench.paths["ours"]
+    last = bench.sizes.widths[-1]
+    small = bench.sizes == SMALL
+    cases = [(old, last) for old in ((10, 90) if small else (10, 90, 100, 1000))]
+    cases += [] if small else [(100, 1024), (100, 2048)]
+    for old, width in cases:
+        with ours.stream():
+            trainer = bench.efc(ours, old, widths=(*bench.sizes.widths[:-1], width))
+            variant = f"{old} old classes, {width} features"
+            table.add("incremental step by size", variant, bench.step_ms(trainer), "ms")
+        del trainer
+
+
+def measure_end_of_task(bench: Bench, table: Table) -> None:
+    """Statistics after the last of ten tasks, and the evaluation of all test images."""
+    ours = bench.paths["ours"]
+    with ours.stream():
+        trainer = bench.efc(ours, 90)
+        method = trainer.learner.eval()
+        means, covariances, of = method.means, method.covariances, method.covariance_of
+        teacher, matrix = method.teacher, method.feature_matrix
+
+        def end() -> None:
+            method.means, method.covariances, method.covariance_of = means, covariances, of
+            object.__setattr__(method, "teacher", teacher)
+            method.feature_matrix = matrix
+            method.end_task(trainer.task, trainer.data)
+
+        table.add("end-of-task statistics", "100 classes", bench.seconds(end), "s")
+        count = bench.sizes.test_images
+        shape = (count, bench.sizes.pixels, bench.sizes.pixels, 3)
+        pixels = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+        test = TestImages(
+            pixels, np.arange(count) % 100, normalisation=NORMALISATION, device=bench.device, dtype=ours.dtype
+        )
+        scenario = make_scenario("custom", 100, order=list(range(100)), tasks=10)
+        table.add("evaluation", f"{count} images", bench.seconds(lambda: evaluate(method, test, scenario, 9)), "s")
+
+
+def measure_packing(bench: Bench, table: Table, sizes: list[int]) -> None:
+    """Milliseconds per step and run, with several runs at a time in processes under MPS."""
+    for kind in ("incremental step", "first-task step"):
+        for count in sizes if kind == "incremental step" else sizes[:1]:
+            with mps(print) as surroundings:
+                start = time.time() + 25.0
+                arguments = [sys.executable, __file__, "--worker", kind, "--at", str(start)]
+                workers = [
+                    subprocess.Popen(arguments, env=surroundings, stdout=subprocess.PIPE, text=True)
+                    for _ in range(count)
+                ]
+                answers = [worker.communicate()[0] for worker in workers]
+            values = [json.loads(answer.splitlines()[-1]) for answer in answers if answer.strip()]
+            if len(values) < count or any(value["late"] for value in values):
+                print(f"{kind}, {count} runs: not all workers were ready in time; not measured")
+                continue
+            mean = sum(value["ms"] for value in values) / count
+            table.add(f"{kind}, several runs", f"{count} runs, per step and run", mean / count, "ms")
+
+
+def work(bench: Bench, kind: str, start: float, seconds: float = 4.0) -> None:
+    """One of several runs: whole epochs from a common moment on; prints the milliseconds of a step."""
+    ours = bench.paths["ours"]
+    with ours.stream():
+        trainer = bench.efc(ours, 50) if kind == "incremental step" else bench.first(ours)
+        trainer.recipe = Recipe(learning_rate=1e-4, epochs=2, batch_size=bench.sizes.batch)
+        trainer.run()
+        bench.wait()
+        late = time.time() > start
+        time.sleep(max(0.0, start - time.time()))
+        begin, steps = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds:
+            trainer.run()
+            bench.wait()
+            steps += 2 * trainer.feed.steps_per_epoch
+        print(json.dumps({"ms": 1e3 * (time.perf_counter() - begin) / steps, "late": late}))
+
+
+def report_run(folder: Path, table: Table) -> None:
+    """The split of a whole run, from its summary."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    for phase, seconds in summary["seconds"].items():
+        table.add(f"whole run, {summary['dataset']} {summary['scenario']}", phase.replace("_", "-"), seconds, "s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--small", action="store_true", help="slim network, small images, few steps")
+    parser.add_argument("--several", type=int, nargs="*", default=[3, 5], help="how many runs at a time (GPU only)")
+    parser.add_argument("--run", type=Path, help="folder of a finished run, whose split of time is added")
+    parser.add_argument("--output", type=Path, help="CSV file to write")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--at", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    bench = Bench(choose_device(options.device), SMALL if options.small else Sizes())
+    with switches(bench.paths["ours"], deterministic=False):
+        if options.worker:
+            work(bench, options.worker, options.at)
+            return
+        table = Table()
+        measure_steps(bench, table)
+        measure_growth(bench, table)
+        measure_end_of_task(bench, table)
+        if bench.device.type == "cuda" and options.several:
+            torch.cuda.empty_cache()
+            measure_packing(bench, table, options.several)
+    if options.run:
+        report_run(options.run, table)
+    if options.output:
+        table.write(options.output)
+
+
+if __name__ == "__main__":
+    main()
