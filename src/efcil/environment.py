@@ -15,6 +15,8 @@ import efcil
 
 #: Names the commit where the code was copied to a machine without its git history.
 COMMIT_VARIABLE = "EFCIL_COMMIT"
+#: Holds the command that a person typed, in processes that it started.
+COMMAND_VARIABLE = "EFCIL_COMMAND"
 
 
 def environment() -> dict[str, Any]:
@@ -50,7 +52,9 @@ def hardware() -> dict[str, Any]:
 
 
 def command() -> str:
-    """Return the command line that started this process, as it can be typed again."""
+    """Return the command line that started this process, or the one that started it, as it can be typed again."""
+    if COMMAND_VARIABLE in os.environ:
+        return os.environ[COMMAND_VARIABLE]
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     if program == "__main__.py":
         program = "efcil"

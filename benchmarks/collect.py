@@ -1,0 +1,125 @@
+"""Gather finished runs into a results file that only grows: one row per run, with what it was made with.
+
+    python benchmarks/collect.py runs --output benchmarks/results/cifar100.csv
+
+A run that the file has already is left as it is. Beside the file, a Markdown table of means over seeds is written, with
+the paper's values beside ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+from pathlib import Path
+
+from efcil.report import paper_value
+from efcil.runfolder import find_runs
+
+COLUMNS = [
+    "dataset", "scenario", "method", "seed", "A_step", "A_inc", "task_mean", "forgetting", "task_aware_A_step",
+    "A_step_per_task", "seconds", "stored_bytes", "precision", "path", "deterministic", "hardware", "torch", "commit",
+    "command",
+]  # fmt: skip
+KEY = ("dataset", "scenario", "method", "seed")
+
+
+def row_of(summary: dict) -> dict[str, str]:
+    """Return the row of a finished run."""
+    execution, hardware = summary["execution"], summary["hardware"]
+    where = hardware["gpus"][0] if execution["device"] == "cuda" else hardware["cpu"]
+    words = summary["command"].split()
+    if "--data" in words:
+        words[words.index("--data") + 1] = "DATA"
+    if "--output" in words:
+        words[words.index("--output") + 1] = "runs"
+    return {
+        "dataset": summary["dataset"],
+        "scenario": summary["scenario"],
+        "method": summary["label"],
+        "seed": str(summary["seed"]),
+        **{name: number(summary[name]) for name in ("A_step", "A_inc", "task_mean", "forgetting", "task_aware_A_step")},
+        "A_step_per_task": " ".join(number(value) for value in summary["A_step_per_task"]),
+        "seconds": number(summary["seconds"]["total"]),
+        "stored_bytes": str(summary["stored"]["bytes"]),
+        **{name: str(execution[name]).lower() for name in ("precision", "path", "deterministic")},
+        "hardware": where,
+        "torch": summary["versions"]["torch"],
+        "commit": summary["commit"] or "",
+        "command": " ".join(words),
+    }
+
+
+def number(value: float | None) -> str:
+    """Return a number with two digits; what was not measured stays empty."""
+    return "" if value is None or value != value else f"{value:.2f}"
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a results file, none where there is no file."""
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write the results file, sorted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda row: [*(row[name] for name in KEY[:3]), int(row["seed"])]))
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """Return a table of means over seeds, with the paper's values where there are any."""
+    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault((row["dataset"], row["scenario"], row["method"]), []).append(row)
+    lines = [
+        "| dataset | scenario | method | seeds | A_step | paper | A_inc | paper | seconds a run |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (dataset, scenario, method), members in sorted(groups.items()):
+        cells = [dataset, scenario, method, " ".join(sorted((row["seed"] for row in members), key=int))]
+        for metric in ("A_step", "A_inc"):
+            published = paper_value(dataset, scenario, method, metric)
+            cells.append(mean([float(row[metric]) for row in members if row[metric]]))
+            cells.append("" if published is None else f"{published.mean:.2f}")
+        cells.append(f"{statistics.mean(float(row['seconds']) for row in members):.0f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def mean(values: list[float]) -> str:
+    """Return mean and standard deviation as text."""
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread}"
+
+
+def main() -> None:
+    """Add the runs below the given folders to the results file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="folders that hold finished runs")
+    parser.add_argument("--output", type=Path, required=True, help="results file (CSV)")
+    options = parser.parse_args()
+    rows = read(options.output)
+    known = {tuple(row[name] for name in KEY) for row in rows}
+    for run in find_runs(options.runs):
+        if not run.summary_file.exists():
+            continue
+        row = row_of(json.loads(run.summary_file.read_text(encoding="utf-8")))
+        if tuple(row[name] for name in KEY) not in known:
+            rows.append(row)
+            print(f"added {row['dataset']} {row['scenario']} {row['method']} seed {row['seed']}")
+    write(options.output, rows)
+    options.output.with_suffix(".md").write_text(markdown(rows), encoding="utf-8")
+    print(markdown(rows), end="")
+
+
+if __name__ == "__main__":
+    main()
