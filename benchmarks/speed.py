@@ -277,37 +277,59 @@ def measure_packing(bench: Bench, table: Table, sizes: list[int]) -> None:
     for kind in ("incremental step", "first-task step"):
         for count in sizes if kind == "incremental step" else sizes[:1]:
             with mps(print) as surroundings:
-                start = time.time() + 25.0
-                arguments = [sys.executable, __file__, "--worker", kind, "--at", str(start)]
-                workers = [
-                    subprocess.Popen(arguments, env=surroundings, stdout=subprocess.PIPE, text=True)
-                    for _ in range(count)
-                ]
-                answers = [worker.communicate()[0] for worker in workers]
-            values = [json.loads(answer.splitlines()[-1]) for answer in answers if answer.strip()]
-            if len(values) < count or any(value["late"] for value in values):
-                print(f"{kind}, {count} runs: not all workers were ready in time; not measured")
-                continue
-            mean = sum(value["ms"] for value in values) / count
-            table.add(f"{kind}, several runs", f"{count} runs, per step and run", mean / count, "ms")
+                answers = fleet([sys.executable, __file__, "--worker", kind], count, surroundings)
+            for part, variant in (("step", "per step and run"), ("epoch", "whole epochs, per step and run")):
+                mean = sum(answer[part] for answer in answers) / count
+                table.add(f"{kind}, several runs", f"{count} runs, {variant}", mean / count, "ms")
 
 
-def work(bench: Bench, kind: str, start: float, seconds: float = 4.0) -> None:
-    """One of several runs: whole epochs from a common moment on; prints the milliseconds of a step."""
+def fleet(arguments: list[str], count: int, surroundings: dict[str, str]) -> list[dict[str, float]]:
+    """Start workers, let them begin together once all are ready, and return what they measured."""
+    pipe = subprocess.PIPE
+    workers = [subprocess.Popen(arguments, env=surroundings, stdin=pipe, stdout=pipe, text=True) for _ in range(count)]
+    answers: list[dict[str, float]] = []
+    for worker in workers:
+        assert worker.stdout is not None
+        if worker.stdout.readline() != "ready\n":
+            raise SystemExit("A worker could not start; its message is above.")
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    for worker in workers:
+        answers.append(json.loads(worker.communicate()[0].splitlines()[-1]))
+    return answers
+
+
+def work(bench: Bench, kind: str, seconds: float = 3.0) -> None:
+    """One of several runs: steps alone, then whole epochs, from a common moment on; prints milliseconds per step."""
     ours = bench.paths["ours"]
     with ours.stream():
         trainer = bench.efc(ours, 50) if kind == "incremental step" else bench.first(ours)
-        trainer.recipe = Recipe(learning_rate=1e-4, epochs=2, batch_size=bench.sizes.batch)
+        trainer.recipe = Recipe(learning_rate=1e-4, epochs=4, batch_size=bench.sizes.batch)
+        steps = trainer.feed.block_steps - 1
         trainer.run()
+
+        def sweep() -> None:
+            trainer._place.zero_()
+            trainer.optimiser.skip(0)
+            for index in range(steps):
+                trainer._step(index, trainer.recipe.batch_size)
+
+        def pace(action: Callable[[], None], count: int) -> float:
+            begin, done = time.perf_counter(), 0
+            while time.perf_counter() - begin < seconds:
+                action()
+                bench.wait()
+                done += count
+            return 1e3 * (time.perf_counter() - begin) / done
+
+        sweep()
         bench.wait()
-        late = time.time() > start
-        time.sleep(max(0.0, start - time.time()))
-        begin, steps = time.perf_counter(), 0
-        while time.perf_counter() - begin < seconds:
-            trainer.run()
-            bench.wait()
-            steps += 2 * trainer.feed.steps_per_epoch
-        print(json.dumps({"ms": 1e3 * (time.perf_counter() - begin) / steps, "late": late}))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        result = {"step": pace(sweep, steps), "epoch": pace(trainer.run, 4 * trainer.feed.steps_per_epoch)}
+        print(json.dumps(result))
 
 
 def report_run(folder: Path, table: Table) -> None:
@@ -325,12 +347,11 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="folder of a finished run, whose split of time is added")
     parser.add_argument("--output", type=Path, help="CSV file to write")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--at", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     bench = Bench(choose_device(options.device), SMALL if options.small else Sizes())
     with switches(bench.paths["ours"], deterministic=False):
         if options.worker:
-            work(bench, options.worker, options.at)
+            work(bench, options.worker)
             return
         table = Table()
         measure_steps(bench, table)

@@ -28,9 +28,9 @@ class Recorder:
         self.error: BaseException | None = None
         self.finish = True
 
-    def run_grid(self, settings: list[Settings], output: Path, jobs_per_gpu: int, quiet: bool) -> list[Path]:
+    def run_grid(self, settings: list[Settings], output: Path, **options: Any) -> list[Path]:
         self.settings = settings
-        self.options = {"output": output, "jobs_per_gpu": jobs_per_gpu, "quiet": quiet}
+        self.options = {"output": output, **options}
         if self.error is not None:
             raise self.error
         paths = []
@@ -63,7 +63,12 @@ class TestRun:
     def test_no_arguments(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run"]) == 0
         assert trained.settings == [Settings(method="efc"), Settings(method="finetune")]
-        assert trained.options == {"output": Path("runs"), "jobs_per_gpu": 1, "quiet": False}
+        assert trained.options == {
+            "output": Path("runs"),
+            "jobs_per_gpu": 1,
+            "quiet": False,
+            "checkpoint_steps": None,
+        }
         output = capsys.readouterr().out
         assert output.startswith("digits cs5\n")
         assert "\nefc " in output
@@ -71,6 +76,7 @@ class TestRun:
 
     def test_lists_make_a_grid(self, trained: Recorder) -> None:
         command = "run --method efc finetune --scenario cs5 ws5 --seed 0 1 2 --output out --jobs-per-gpu 3 --quiet"
+        command += " --checkpoint-steps 9"
         assert main(command.split()) == 0
         assert len(trained.settings) == len(set(trained.settings)) == 12
         assert {(s.method, s.scenario, s.seed) for s in trained.settings} == {
@@ -79,7 +85,12 @@ class TestRun:
             for scenario in ("cs5", "ws5")
             for seed in range(3)
         }
-        assert trained.options == {"output": Path("out"), "jobs_per_gpu": 3, "quiet": True}
+        assert trained.options == {
+            "output": Path("out"),
+            "jobs_per_gpu": 3,
+            "quiet": True,
+            "checkpoint_steps": 9,
+        }
 
     def test_every_flag_reaches_the_settings(self, trained: Recorder) -> None:
         command = (
@@ -157,6 +168,7 @@ class TestRun:
             ("--seed x", "a whole number"),
             ("--config no.yaml", "no.yaml"),
             ("--jobs-per-gpu 0", "--jobs-per-gpu"),
+            ("--checkpoint-steps x", "--checkpoint-steps"),
             ("--scenario cs5 --tasks 3", "has its own tasks"),
             ("--dataset digits cifar100 --data x", "each with its own --data"),
             ("--dataset folder", "train/"),
@@ -187,6 +199,7 @@ class TestRun:
             (TrainingError("The loss is not finite."), 1, "The loss is not finite."),
             (DataError("x.parquet is truncated."), 2, "x.parquet is truncated."),
             (KeyboardInterrupt(), 130, "Interrupted"),
+            (KeyboardInterrupt("Stopped in task 2."), 130, "efcil: Stopped in task 2.\n"),
             (ZeroDivisionError("oops"), 1, "--debug"),
         ],
     )
@@ -227,7 +240,7 @@ class TestOthers:
         for part in ("efc", "finetune", "joint", "efm_weight=10"):
             assert part in listed
         assert main(["methods", "efc"]) == 0
-        assert "prototype_update = efm  (one of efm, none)" in capsys.readouterr().out
+        assert "prototype_update = efm  (one of efm, none, linear, linear-residual)" in capsys.readouterr().out
         assert main(["methods", "efk"]) == 2
 
     def test_data(self, capsys: pytest.CaptureFixture[str]) -> None:

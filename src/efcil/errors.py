@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class EfcilError(Exception):
@@ -20,6 +21,14 @@ class SettingsError(EfcilError):
 
 class TrainingError(EfcilError):
     """Training stopped because going on would be wrong, for example a loss that is not finite."""
+
+
+class GridError(TrainingError):
+    """Some runs of a grid failed; the others are done. `paths` are the folders of all runs, in order."""
+
+    def __init__(self, message: str, paths: Sequence[Path]) -> None:
+        super().__init__(message)
+        self.paths = list(paths)
 
 
 def closest(name: str, valid: Iterable[str]) -> str:

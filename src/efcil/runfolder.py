@@ -122,6 +122,11 @@ class RunFolder:
             raise _damaged(self.settings_file)
         return stored
 
+    def remove_leftovers(self) -> None:
+        """Remove the files that a killed process was about to put into place; nobody else may be writing."""
+        for leftover in self.path.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+
     def append_metrics(self, values: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl, after removing the torn line that a crash may have left at its end."""
         self.path.mkdir(parents=True, exist_ok=True)

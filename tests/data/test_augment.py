@@ -1,5 +1,3 @@
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -110,8 +108,6 @@ def test_unknown_augmentation_names_the_closest():
 
 @pytest.mark.parametrize("padding", [0, 4])
 def test_crop_kernel_agrees_with_the_plain_version(padding):
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"
     pytest.importorskip("triton", reason="Triton is not installed here; the plain version is used instead")
     from efcil.data.augment_kernel import resized_crop
 

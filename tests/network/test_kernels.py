@@ -1,15 +1,11 @@
 """The Triton kernels against the plain operations, through Triton's interpreter where there is no CUDA device."""
 
-import os
-
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported for the first time
 pytest.importorskip("triton", reason="Triton is not installed here; the plain operations are used instead")
 
-from efcil.network import kernels, operations  # noqa: E402
+from efcil.network import kernels, operations
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

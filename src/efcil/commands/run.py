@@ -6,12 +6,12 @@ import argparse
 import dataclasses
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug, add_option
-from efcil.errors import EfcilError, SettingsError
+from efcil.errors import EfcilError, GridError, SettingsError
 from efcil.settings import Settings, expand, options, read_config, validate
 
 DEFAULT_METHODS = ["efc", "finetune"]
@@ -42,7 +42,17 @@ def add_parser(subparsers: Any) -> None:
     work.add_argument("--config", metavar="FILE", type=Path, help="settings file (YAML); flags override what it says")
     work.add_argument("--output", metavar="DIR", type=Path, default=Path("runs"), help="where runs go (default: runs)")
     work.add_argument(
-        "--jobs-per-gpu", metavar="N", type=_positive, default=1, help="runs that share a GPU at a time (default: 1)"
+        "--jobs-per-gpu",
+        metavar="N",
+        type=positive("--jobs-per-gpu"),
+        default=1,
+        help="runs that share a GPU at a time (default: 1)",
+    )
+    work.add_argument(
+        "--checkpoint-steps",
+        metavar="N",
+        type=positive("--checkpoint-steps"),
+        help="save the middle of a task after every N steps, besides every five minutes and at the end of every task",
     )
     work.add_argument("--quiet", action="store_true", help="print only the final table")
     add_debug(work)
@@ -57,10 +67,22 @@ def execute(arguments: argparse.Namespace) -> int:
     from efcil.report import render, table
     from efcil.runfolder import RunFolder
 
-    paths = run_grid(settings, arguments.output, jobs_per_gpu=arguments.jobs_per_gpu, quiet=arguments.quiet)
+    failure: GridError | None = None
+    try:
+        paths = run_grid(
+            settings,
+            arguments.output,
+            jobs_per_gpu=arguments.jobs_per_gpu,
+            quiet=arguments.quiet,
+            checkpoint_steps=arguments.checkpoint_steps,
+        )
+    except GridError as error:  # the runs that did finish are still to be seen
+        failure, paths = error, error.paths
     runs = [RunFolder(path) for path in paths]
-    result = table(runs)
-    print(render(result, "text", width=shutil.get_terminal_size((80, 24)).columns), end="")
+    if failure is None or any(run.summary_file.exists() for run in runs):
+        print(render(table(runs), "text", width=shutil.get_terminal_size((80, 24)).columns), end="")
+    if failure is not None:
+        raise failure
     failed = [run for run in runs if not run.summary_file.exists()]
     if failed or len(runs) < len(settings):
         count = len(failed) + len(settings) - len(runs)
@@ -130,7 +152,12 @@ def _data_path(values: dict[str, Any]) -> str:
     return str(Path(values["data"]).expanduser().absolute())
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise SettingsError(f"--jobs-per-gpu must be a whole number, at least 1, but it is {text!r}.")
-    return int(text)
+def positive(flag: str) -> Callable[[str], int]:
+    """Return the conversion of a flag whose value is a whole number of at least 1."""
+
+    def check(text: str) -> int:
+        if not text.isdigit() or int(text) < 1:
+            raise SettingsError(f"{flag} must be a whole number, at least 1, but it is {text!r}.")
+        return int(text)
+
+    return check

@@ -16,16 +16,16 @@ from efcil.core.losses import cross_entropy
 from efcil.errors import TrainingError
 
 
-def fisher_loss(logits: Tensor, labels: Tensor, kind: str, noise: Tensor | None = None) -> Tensor:
+def fisher_loss(logits: Tensor, labels: Tensor, kind: str, generator: torch.Generator | None = None) -> Tensor:
     """Mean cross-entropy of `logits` (B, m), whose squared gradient is taken as the Fisher information.
 
     `kind` says which labels: `predicted` (the largest logit), `true` (`labels`), or `sampled` (drawn from the predicted
-    probabilities with uniform `noise` (B, m)).
+    probabilities with `generator`).
     """
     if kind == "predicted":
         labels = logits.detach().argmax(dim=1)
     elif kind == "sampled":
-        assert noise is not None
+        noise = torch.rand(logits.shape, generator=generator, device=logits.device)
         # Adding Gumbel noise to the logits and taking the largest one draws from their softmax.
         tiny = torch.finfo(noise.dtype).tiny
         labels = (logits.detach() - torch.log(-torch.log(noise.clamp_min(tiny)))).argmax(dim=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -28,14 +29,20 @@ class Normalisation:
 
     def constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return factor and summand (3,) that map pixel values 0..255 to network input."""
-        scale = torch.tensor([1.0 / (255.0 * s) for s in self.std], device=device)
-        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=device)
-        return scale, shift
+        return _constants(self, device)
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
         """Map pixel values 0..255 (batch, 3, h, w) to channels-last network input of type `dtype`."""
         scale, shift = (c[None, :, None, None] for c in self.constants(pixels.device))
         return (pixels.float() * scale + shift).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+@cache
+def _constants(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
+    # Made once: bringing even three numbers over makes the host wait for the device.
+    scale = torch.tensor([1.0 / (255.0 * s) for s in normalisation.std], device=device)
+    shift = [-m / s for m, s in zip(normalisation.mean, normalisation.std, strict=True)]
+    return scale, torch.tensor(shift, device=device)
 
 
 class Augmentation:

@@ -51,13 +51,7 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
     try:
         with _open(encoded.content) as opened:
             opened.load()
-            image: Image.Image = opened
-            if fit.orient:
-                image = ImageOps.exif_transpose(image)
-            image = _to_rgb(image)
-            if fit.resize:
-                image = _resize_and_crop(image, fit.size)
-            pixels = np.asarray(image)
+            pixels = fit_image(opened, fit)
     except DataError as error:
         raise DataError(f"{encoded.where} {error}") from None
     except Image.DecompressionBombError as error:
@@ -75,6 +69,14 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
             "expected. Replace it with the original image."
         )
     return pixels
+
+
+def fit_image(image: Image.Image, fit: Fit) -> np.ndarray:
+    """Return an opened image as a uint8 array of height x width x 3, turned and resized as `fit` says."""
+    if fit.orient:
+        image = ImageOps.exif_transpose(image)
+    image = _to_rgb(image)
+    return np.asarray(_resize_and_crop(image, fit.size) if fit.resize else image)
 
 
 def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, workers: int | None = None) -> None:

@@ -33,13 +33,34 @@ from efcil.engine.trainer import Position, Trainer
 from efcil.errors import TrainingError
 
 FORMAT = 1
-#: Seconds between checkpoints in the middle of a task.
+#: Seconds after which the middle of a task is saved, however many steps there were.
 INTERVAL = 300.0
+#: Bytes of a description beyond which it is not read.
+LARGEST_DESCRIPTION = 1 << 28
 LEARNER, OPTIMISER = "learner.", "optimiser."
 
 
 class CheckpointError(TrainingError):
     """A checkpoint that is damaged, does not fit, or cannot be written."""
+
+
+class Damaged(CheckpointError):
+    """A checkpoint that is not what was written: which file, and in what way."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(f"The checkpoint {file} is damaged ({reason}). Remove {file.parent} to train again.")
+        self.file = file
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a checkpoint says of itself: its facts, and name, size and SHA-256 of its tensor file."""
+
+    facts: dict[str, Any]
+    file: Path
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -70,9 +91,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any],
             f"The checkpoint in {folder} cannot be written ({error.strerror or error}). The one before it is "
             "untouched; put that right and give the same command again."
         ) from error
-    for leftover in [*folder.glob(f"{stem}-*.safetensors"), *folder.glob(f".{stem}*.tmp")]:
-        if leftover.name != name:
-            leftover.unlink(missing_ok=True)
+    _tidy(folder, stem, name)
 
 
 def exists(folder: Path, stem: str = "state") -> bool:
@@ -80,34 +99,63 @@ def exists(folder: Path, stem: str = "state") -> bool:
     return (folder / f"{stem}.json").exists()
 
 
-def read(folder: Path, stem: str = "state") -> Checkpoint:
-    """Load a checkpoint; one that is not exactly what was written raises."""
+def describe(folder: Path, stem: str = "state") -> Description:
+    """Read what a checkpoint says of itself, without its tensors; one that is not what was written raises."""
     file = folder / f"{stem}.json"
     try:
+        if not file.is_file() or file.stat().st_size > LARGEST_DESCRIPTION:
+            raise OSError("it is missing, no file, or too large")
         described = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(file, str(error)) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(file, str(error)) from None
     if not isinstance(described, dict) or not isinstance(described.get("format"), int):
-        raise _damaged(file, "it is not a description of a checkpoint")
+        raise Damaged(file, "it is not a description of a checkpoint")
     if described["format"] != FORMAT:
         raise CheckpointError(
             f"{file} has format {described['format']}, but this version of efcil reads format {FORMAT}. "
             "Use the version that wrote it."
         )
     if described.pop("checksum", None) != _checksum(described):
-        raise _damaged(file, "its checksum differs")
-    entry = described["tensors"]
+        raise Damaged(file, "its checksum differs")
+    entry, facts = described.get("tensors"), described.get("facts")
+    if not isinstance(entry, dict) or not isinstance(facts, dict):
+        raise Damaged(file, "it is not a description of a checkpoint")
     # The name comes from a file: it must not lead out of the folder.
-    if not re.fullmatch(rf"{stem}-[0-9a-f]{{16}}\.safetensors", str(entry["file"])):
-        raise _damaged(file, "it names a file that no checkpoint has")
-    tensor_file = folder / entry["file"]
+    if not re.fullmatch(rf"{stem}-[0-9a-f]{{16}}\.safetensors", str(entry.get("file"))):
+        raise Damaged(file, "it names a file that no checkpoint has")
+    found = Description(facts, folder / entry["file"], entry.get("bytes", -1), entry.get("sha256", ""))
+    # Asked before anybody opens it: what is not a file of that size would take memory, or never end.
+    if not found.file.is_file() or found.file.stat().st_size != found.bytes:
+        raise Damaged(found.file, "it is missing, or its size differs")
+    return found
+
+
+def read(folder: Path, stem: str = "state") -> Checkpoint:
+    """Load a checkpoint; one that is not exactly what was written raises."""
+    return read_described(describe(folder, stem))
+
+
+def read_described(described: Description) -> Checkpoint:
+    """Load the tensors of a checkpoint that has been described."""
+    file = described.file
     try:
-        content = tensor_file.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
-        raise _damaged(tensor_file, error.strerror or str(error)) from None
-    if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise _damaged(tensor_file, "its checksum differs")
-    return Checkpoint(parse_tensors(content), described["facts"])
+        raise Damaged(file, error.strerror or str(error)) from None
+    if len(content) != described.bytes or hashlib.sha256(content).hexdigest() != described.sha256:
+        raise Damaged(file, "its checksum differs")
+    try:
+        return Checkpoint(parse_tensors(content), described.facts)
+    except Exception as error:  # a file with the right checksum may still have been made by anybody
+        raise Damaged(file, f"it holds no tensors: {error}") from None
+
+
+def read_and_tidy(folder: Path, stem: str = "state") -> Checkpoint:
+    """Load a checkpoint that nobody else is writing, and remove what a killed process left beside it."""
+    described = describe(folder, stem)
+    found = read_described(described)
+    _tidy(folder, stem, described.file.name)
+    return found
 
 
 def remove(folder: Path, stem: str = "state") -> None:
@@ -136,7 +184,10 @@ def restore_training(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
     shapes = {name: tuple(value.shape) for name, value in present.items()}
     if shapes != {name: tuple(value.shape) for name, value in saved.items()}:
         names = sorted(shapes.keys() ^ saved.keys()) or "their shapes"
-        raise CheckpointError(f"The saved state does not fit the method that is to go on with it ({names} differ).")
+        raise CheckpointError(
+            f"The saved middle of a task does not fit the method that is to go on with it ({names} differ). "
+            "Remove the folder 'partial' of the run to begin that task anew."
+        )
     for name, value in present.items():
         value.copy_(saved[name])
     optimiser = {name.removeprefix(OPTIMISER): v for name, v in tensors.items() if name.startswith(OPTIMISER)}
@@ -144,7 +195,7 @@ def restore_training(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
 
 
 class TaskKeeper:
-    """Saves the middle of a task every so often, and when a stop is asked for; the latter ends the run."""
+    """Saves the middle of a task after so many steps or seconds, and when a stop is asked for, which ends the run."""
 
     def __init__(
         self,
@@ -152,25 +203,33 @@ class TaskKeeper:
         facts: Callable[[Position], Mapping[str, Any]],
         stop: StopRequest,
         stopped: Callable[[Position], BaseException],
-        interval: float = INTERVAL,
+        steps: int | None = None,
+        seconds: float = INTERVAL,
     ) -> None:
         self.folder = folder
         self.facts = facts
         self.stop = stop
         self.stopped = stopped
-        self.interval = interval
-        self._next = time.monotonic() + interval
+        self.steps = steps
+        self.seconds = seconds
+        self._start_over()
 
     def due(self) -> bool:
-        """Say whether time is up or a stop was asked for."""
-        return self.stop.requested or time.monotonic() >= self._next
+        """Count a step; say whether enough of them, or enough time, have passed, or a stop was asked for."""
+        self._taken += 1
+        enough = self.steps is not None and self._taken >= self.steps
+        return enough or self.stop.requested or time.monotonic() >= self._next
 
     def save(self, trainer: Trainer, position: Position) -> None:
         """Write the checkpoint, and raise if a stop was asked for."""
         write(self.folder, training_tensors(trainer), self.facts(position))
-        self._next = time.monotonic() + self.interval
+        self._start_over()
         if self.stop.requested:
             raise self.stopped(position)
+
+    def _start_over(self) -> None:
+        self._taken = 0
+        self._next = time.monotonic() + self.seconds
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -199,6 +258,12 @@ def _replace(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
+def _tidy(folder: Path, stem: str, keep: str) -> None:
+    for leftover in [*folder.glob(f"{stem}-*.safetensors"), *folder.glob(f".{stem}*.tmp")]:
+        if leftover.name != keep:
+            leftover.unlink(missing_ok=True)
+
+
 def _checksum(described: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
@@ -210,7 +275,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _damaged(file: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"The checkpoint {file} is damaged ({reason}). Remove {file.parent} to train again.")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from efcil.core import classifiers
 from efcil.data.augment import Normalisation
 from efcil.data.scenario import Scenario
 from efcil.evaluation.metrics import accuracy_rows
@@ -58,11 +61,28 @@ class TestImages:
 
 
 @torch.no_grad()
-def evaluate(method: Method, images: TestImages, scenario: Scenario, task: int) -> tuple[list[float], list[float]]:
+def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
+    """Return the function from normalised images to scores that the classifier called `classifier` is."""
+    if classifier in (classifiers.OWN, classifiers.ALL):
+        return method.scores
+    classifiers.check(classifier, method.name, method.keeps)
+    if classifier == classifiers.HEADS:
+        return lambda images: method.network.logits(method.network.features(images))
+    statistics = method.statistics()
+    assert statistics is not None
+    built = classifiers.CLASSIFIERS[classifier][1](statistics)
+    return lambda images: built(method.embed(images))
+
+
+@torch.no_grad()
+def evaluate(
+    method: Method, images: TestImages, scenario: Scenario, task: int, classifier: str = classifiers.OWN
+) -> tuple[list[float], list[float]]:
     """Return the accuracies (percent) on the tasks 0..task: among all seen classes, and among those of the true task.
 
     A task without test images has NaN. Answers are counted on the device and brought over once.
     """
+    answer = scorer(method, classifier)
     sizes = scenario.task_sizes[: task + 1]
     device = images.labels.device
     task_of_class = torch.repeat_interleave(torch.tensor(sizes)).to(device)
@@ -71,7 +91,7 @@ def evaluate(method: Method, images: TestImages, scenario: Scenario, task: int) 
     step = images.chunk_size()
     for start in range(0, count, step):
         stop = min(start + step, count)
-        scores = method.scores(images.chunk(start, stop))[: stop - start]
+        scores = answer(images.chunk(start, stop))[: stop - start]
         labels = images.labels[start:stop]
         elsewhere = task_of_class[labels][:, None] != task_of_class[None, :]
         correct[0, start:stop] = scores.argmax(dim=1) == labels

@@ -103,8 +103,8 @@ class Feed:
     def _into(self, name: str, value: Tensor, rows: slice, length: int) -> None:
         """Write `value` into rows of the tensor called `name`, of `length` rows, of the block being prepared."""
         if self._beside is None:
-            present = name in ("images", "labels") or name.partition("/")[2] in {**self.frozen, **self.draws}
-            like = value if present else value.new_zeros(length, *value.shape[1:])
+            # Expanded, so that it has the shape without the memory.
+            like = value[:1].expand(length, *value.shape[1:])
             self._front(name, like)[rows].copy_(value)
             return
         if name not in self._back:
@@ -152,10 +152,11 @@ class Feed:
         self._into("labels", labels, slice(0, length), len(self.labels))
 
     def _previous_counts(self, epoch: int, first_step: int, steps: int) -> Tensor:
-        counts = [self.batch_length(step - 1) for step in range(first_step, first_step + steps)]
+        # Only the last batch of an epoch may be short, and only the first step of the next one comes after it.
+        counts = torch.full((steps,), self.batch_size, device=self.data.device)
         if first_step == 0:
-            counts[0] = self.batch_length(self.steps_per_epoch - 1) if epoch > 0 else 0
-        return torch.tensor(counts, device=self.data.device)
+            counts[:1].fill_(self.batch_length(self.steps_per_epoch - 1) if epoch > 0 else 0)
+        return counts
 
     def batch(self, place: int | Tensor, length: int) -> Batch:
         """Return the batch at `place` of the block: a number, or a one-element tensor when the step is captured."""

@@ -54,9 +54,12 @@ class Optimiser:
 
 
 class TorchOptimiser(Optimiser):
-    """Adam or SGD of PyTorch."""
+    """Adam or SGD of PyTorch. A gradient longer than `limit`, over all parameters together, is scaled down to it."""
 
-    def __init__(self, groups: list[ParameterGroup], recipe: Recipe, capturable: bool) -> None:
+    def __init__(
+        self, groups: list[ParameterGroup], recipe: Recipe, capturable: bool, limit: float | None = None
+    ) -> None:
+        self.limit = limit
         rates = [group["learning_rate"] for group in groups]
         device = groups[0]["params"][0].device
         arguments: list[dict[str, Any]] = [
@@ -64,7 +67,6 @@ class TorchOptimiser(Optimiser):
             for g, r in zip(groups, rates, strict=True)
         ]
         self.base_rates = rates
-        self.capturable = capturable
         self.inner: torch.optim.Optimizer
         if recipe.optimiser == "adam":
             self.inner = torch.optim.Adam(
@@ -89,6 +91,8 @@ class TorchOptimiser(Optimiser):
 
     def step(self) -> None:
         """Move the parameters."""
+        if self.limit is not None:
+            nn.utils.clip_grad_norm_(self._parameters(), self.limit)
         self.inner.step()
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -109,9 +113,8 @@ class TorchOptimiser(Optimiser):
         for key, value in state.items():
             number, name = key.split(".", 1)
             parameter = parameters[int(number)]
-            # PyTorch keeps the step counter on the host unless the step is captured.
-            device = parameter.device if self.capturable or value.dim() else torch.device("cpu")
-            value = value.to(device, copy=True)
+            # The fused kernels read the step counter too, so it lives on the parameter's device like the moments.
+            value = value.to(parameter.device, copy=True)
             if value.dim() == 4:
                 value = value.contiguous(memory_format=torch.channels_last)
             self.inner.state[parameter][name] = value
@@ -216,7 +219,8 @@ class FlatOptimiser(Optimiser):
                 else:
                     row.append((rate, 1.0))
             rows.append(row)
-        table = torch.tensor(rows, dtype=self.hyper.dtype)
+        # Page-locked, because copying anything else makes the host wait for the device.
+        table = torch.tensor(rows, dtype=self.hyper.dtype, pin_memory=self.hyper.is_cuda)
         self.hyper[:steps].copy_(table, non_blocking=True)
         self._position = 0
 

@@ -22,6 +22,7 @@ from efcil.network.fused import FusedBackbone
 from efcil.settings import Recipe
 
 WARM_UP_STEPS = 3
+STEPS_AHEAD = 16
 MOST_TERMS = 8
 
 
@@ -98,10 +99,13 @@ class Trainer:
         self.feed = Feed(learner, data, task, recipe.batch_size)
         groups = learner.parameter_groups(recipe)
         self.optimiser: Optimiser
-        if learner.network.fused is not None:
+        self.trains = bool(groups)
+        if not self.trains:
+            self.optimiser = Optimiser()  # never asked for anything: this method learns in end_task alone
+        elif learner.network.fused is not None:
             self.optimiser = FlatOptimiser(groups, recipe, learner.network.fused, self.feed.block_steps)
         else:
-            self.optimiser = TorchOptimiser(groups, recipe, capturable=execution.captured)
+            self.optimiser = TorchOptimiser(groups, recipe, execution.captured, learner.gradient_limit)
         self.names: list[str] = []
         self.losses = torch.zeros(self.feed.block_steps, MOST_TERMS, device=execution.device)
         self._place = torch.zeros(1, device=execution.device, dtype=torch.int64)
@@ -115,6 +119,8 @@ class Trainer:
         keeper: Keeper | None = None,
     ) -> None:
         """Train from `position` to the end of the task; `on_epoch` is told of every finished epoch."""
+        if not self.trains:
+            return
         position = position or Position()
         reader = _LossReader(self, on_epoch)
         for epoch in range(position.epoch, self.recipe.epochs):
@@ -130,17 +136,39 @@ class Trainer:
                 self.optimiser.skip(begin)
                 self._place.fill_(begin)
                 following = self.feed.next_block(epoch, start)
-                if self.execution.captured and following[0] < self.recipe.epochs:
-                    self.feed.stage(*following)
+                ahead = self.execution.captured and following[0] < self.recipe.epochs
                 for index in range(begin, steps):
                     self._step(index, self.feed.batch_length(start + index))
+                    if ahead and index >= min(begin + STEPS_AHEAD, steps) - 1:
+                        # The device has these steps to do while the host puts the next block together.
+                        self.feed.stage(*following)
+                        ahead = False
                     if keeper is not None and keeper.due():
                         reader.collect(start, begin, index + 1)
                         begin = index + 1
-                        keeper.save(self, Position(epoch, start + index + 1, reader.partial_sums()))
+                        now = Position(epoch, start + begin, reader.partial_sums())
+                        self._refuse_broken(now)
+                        keeper.save(self, now)
                 reader.collect(start, begin, steps)
             reader.end_epoch(self.recipe.learning_rate * factor)
         reader.finish()
+        self._refuse_broken(Position(self.recipe.epochs - 1, self.feed.steps_per_epoch))
+
+    @torch.no_grad()
+    def _refuse_broken(self, now: Position) -> None:
+        """Raise if the last step, whose loss was still finite, has made a weight infinite or NaN."""
+        largest = [parameter.abs().amax() for parameter in self.learner.parameters() if parameter.numel()]
+        if not bool(torch.isfinite(torch.stack(largest)).all()):
+            raise self.not_finite("A weight", now.epoch, now.step)
+
+    def not_finite(self, what: str, epoch: int, step: int, detail: str = "") -> TrainingError:
+        """Return the error for numbers that are not finite after `step` (from 1) of `epoch` (from 0)."""
+        stage = "first_task" if self.task.index == 0 else "later"
+        return TrainingError(
+            f"{what} is not finite in task {self.task.index + 1}, epoch {epoch + 1}, step {step}{detail}. Training has "
+            f"stopped; the last checkpoint is untouched. A lower learning rate (--set {stage}.learning_rate=...) "
+            "usually helps."
+        )
 
     # -- one step ----------------------------------------------------------------------------------------------
 
@@ -256,10 +284,6 @@ class _LossReader:
         for offset, row in enumerate(rows):
             if not all(math.isfinite(value) for value in row[: len(names)]):
                 shown = ", ".join(f"{name} {value:g}" for name, value in zip(names, row, strict=False))
-                raise TrainingError(
-                    f"The loss is not finite in task {self.trainer.task.index + 1}, epoch {epoch + 1}, "
-                    f"step {first + offset + 1} ({shown}). Training has stopped; the last checkpoint is untouched. "
-                    "A lower learning rate (--set later.learning_rate=...) usually helps."
-                )
+                raise self.trainer.not_finite("The loss", epoch, first + offset + 1, f" ({shown})")
             for name, value in zip(names, row, strict=False):
                 sums[name] = sums.get(name, 0.0) + value

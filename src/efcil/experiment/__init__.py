@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from efcil.experiment.grid import GridError, run_grid
+from efcil.experiment.grid import run_grid
 from efcil.experiment.run import run_one
 
-__all__ = ["GridError", "run_grid", "run_one"]
+__all__ = ["run_grid", "run_one"]

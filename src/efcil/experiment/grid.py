@@ -8,21 +8,14 @@ from pathlib import Path
 
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
-from efcil.errors import EfcilError, TrainingError
+from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.errors import EfcilError, GridError
 from efcil.experiment import first_tasks
 from efcil.experiment.hardware import choose_device
 from efcil.experiment.run import run_one
 from efcil.experiment.workers import Job, run_jobs
 from efcil.runfolder import locate
 from efcil.settings import Settings
-
-
-class GridError(TrainingError):
-    """Some runs of a grid failed; the others are done. `paths` are the folders of all runs, in order."""
-
-    def __init__(self, message: str, paths: Sequence[Path]) -> None:
-        super().__init__(message)
-        self.paths = list(paths)
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,13 @@ class DataShelf:
         return self._loaded
 
 
-def run_grid(settings: list[Settings], output: Path, jobs_per_gpu: int = 1, quiet: bool = False) -> list[Path]:
+def run_grid(
+    settings: list[Settings],
+    output: Path,
+    jobs_per_gpu: int = 1,
+    quiet: bool = False,
+    checkpoint_steps: int | None = None,
+) -> list[Path]:
     """Train every run and return their folders, in order.
 
     Finished runs are skipped and unfinished ones resumed. A run that fails does not keep the others from running; at
@@ -65,27 +64,55 @@ def run_grid(settings: list[Settings], output: Path, jobs_per_gpu: int = 1, quie
 
     failures: dict[int, Exception] = {}
     if jobs_per_gpu > 1 and _all_on_gpu(settings, say):
-        _run_beside_each_other(settings, output, jobs_per_gpu, failures, say)
+        _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say)
     else:
-        _run_in_turn(settings, output, quiet, failures, say)
+        _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say)
     paths = [locate(output, each).path for each in settings]
     if failures:
         if len(settings) == 1:
             raise failures[0]
-        reasons = "; ".join(f"{paths[number]}: {error}" for number, error in sorted(failures.items()))
-        raise GridError(f"{len(failures)} of {len(settings)} runs failed. {reasons}", paths)
+        raise GridError(_what_failed(failures, paths), paths)
     return paths
 
 
+def _what_failed(failures: dict[int, Exception], paths: Sequence[Path]) -> str:
+    """Return one text for all failures, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for number, error in sorted(failures.items()):
+        by_reason.setdefault(str(error), []).append(str(paths[number]))
+    if len(failures) == len(paths) and len(by_reason) == 1:
+        return f"{next(iter(by_reason))} (None of the {len(paths)} runs was possible.)"
+    reasons = " ".join(f"{', '.join(places)}: {reason}" for reason, places in by_reason.items())
+    return f"{len(failures)} of {len(paths)} runs failed. {reasons}"
+
+
 def _run_in_turn(
-    settings: Sequence[Settings], output: Path, quiet: bool, failures: dict[int, Exception], say: Callable[[str], None]
+    settings: Sequence[Settings],
+    output: Path,
+    quiet: bool,
+    checkpoint_steps: int | None,
+    failures: dict[int, Exception],
+    say: Callable[[str], None],
 ) -> None:
     shelf = DataShelf()
+    stop = StopRequest()
     for number, each in enumerate(settings):
         try:
-            if not _is_finished(each, output, say):
-                data = shelf.get(each)
-                run_one(each, output, data.dataset, quiet=quiet, fingerprint=data.fingerprint)
+            if _is_finished(each, output, say):
+                continue
+            if stop.requested:  # during the last moments of the run before, which has finished since
+                place = locate(output, each).path
+                raise Interrupted(f"Stopped before {place}. Give the same command again to go on with it.")
+            data = shelf.get(each)
+            run_one(
+                each,
+                output,
+                data.dataset,
+                quiet=quiet,
+                stop=stop,
+                checkpoint_steps=checkpoint_steps,
+                fingerprint=data.fingerprint,
+            )
         except Exception as error:
             failures[number] = error
             if len(settings) > 1:
@@ -93,7 +120,12 @@ def _run_in_turn(
 
 
 def _run_beside_each_other(
-    settings: Sequence[Settings], output: Path, slots: int, failures: dict[int, Exception], say: Callable[[str], None]
+    settings: Sequence[Settings],
+    output: Path,
+    slots: int,
+    checkpoint_steps: int | None,
+    failures: dict[int, Exception],
+    say: Callable[[str], None],
 ) -> None:
     """Give every unfinished run a process of its own, `slots` at a time."""
     shelf = DataShelf()
@@ -106,7 +138,7 @@ def _run_beside_each_other(
         except Exception as error:
             failures[number] = error
             say(f"{locate(output, each).path}: failed. {_reason(error)}")
-    failures.update(run_jobs(jobs, output, slots, say))
+    failures.update(run_jobs(jobs, output, slots, checkpoint_steps, say))
 
 
 def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job:

@@ -14,6 +14,7 @@ import numpy as np
 
 import efcil
 from efcil import methods
+from efcil.core import classifiers
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import Dataset
 from efcil.data.scenario import Scenario, class_order, make_scenario
@@ -69,13 +70,14 @@ def run_one(
     *,
     quiet: bool = False,
     stop: StopRequest | None = None,
-    checkpoint_seconds: float = checkpoint.INTERVAL,
+    checkpoint_steps: int | None = None,
     fingerprint: str | None = None,
 ) -> Path:
     """Train one run, or what is left of it, and return its folder; a finished run is left as it is.
 
-    SIGINT and SIGTERM end the step under way, save, and raise `Interrupted`. `fingerprint` is that of the dataset where
-    the caller knows it already.
+    SIGINT and SIGTERM end the step under way, save, and raise `Interrupted`. Besides the end of every task, its middle
+    is saved every five minutes, and after every `checkpoint_steps` steps where that is given; it changes no result.
+    `fingerprint` is that of the dataset where the caller knows it already.
     """
     folder = locate(output, settings)
     if folder.is_finished(settings):
@@ -83,9 +85,10 @@ def run_one(
             print(f"{folder.path}: finished before, skipped.")
         return folder.path
     run = Run(settings, output, dataset, fingerprint or first_tasks.fingerprint(dataset))
-    run.checkpoint_seconds = checkpoint_seconds
+    run.checkpoint_steps = checkpoint_steps
     refuse_unwritable(folder.path, run.needed_bytes())
     with locked(folder.path / ".lock"):
+        folder.remove_leftovers()
         folder.write_settings(settings)
         with (
             stop if stop is not None else StopRequest() as stop_request,
@@ -140,7 +143,7 @@ class Run:
         self.normalisation = Normalisation(dataset.mean, dataset.std)
         self.labels = self.scenario.relabel(dataset.train.labels)
         self.clock = hardware.Clock(self.execution.device)
-        self.checkpoint_seconds = checkpoint.INTERVAL
+        self.checkpoint_steps: int | None = None
         tasks = self.scenario.number_of_tasks
         self.agnostic = np.full((tasks, tasks), math.nan)
         self.aware = np.full((tasks, tasks), math.nan)
@@ -222,19 +225,30 @@ class Run:
             self.method.end_task(task, data)
         del data
         with self.clock.phase("evaluation"):
-            agnostic, aware = evaluate(self.method, self.test, self.scenario, index)
+            agnostic, aware = evaluate(self.method, self.test, self.scenario, index, self.settings.classifier)
+            others = self._other_classifiers(index)
         self.agnostic[index, : index + 1] = agnostic
         self.aware[index, : index + 1] = aware
         after = self.clock.report()
         seconds = {name: after[name] - before[name] for name in ("train", "statistics", "evaluation")}
         step = float(step_accuracy(self.agnostic, self.scenario.task_sizes)[index])
         line = {"kind": "task", "task": index + 1, "accuracy": agnostic, "task_aware": aware, "A_step": step}
-        self.folder.append_metrics(line | {"seconds": seconds})
+        self.folder.append_metrics(line | others | {"seconds": seconds})
         self.completed = index + 1
         state.save(self, self.method)
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
         tasks = self.scenario.number_of_tasks
         self.progress.end_task(f"task {index + 1}/{tasks} done: A_step {step:.2f} %  ({spent})")
+
+    def _other_classifiers(self, index: int) -> dict[str, dict[str, float]]:
+        """Return the accuracy over all seen classes of every classifier that is possible, where that is asked for."""
+        assert self.method is not None
+        if self.settings.classifier != classifiers.ALL:
+            return {}
+        sizes = self.scenario.task_sizes[: index + 1]
+        names = [name for name in classifiers.possible(self.method.keeps) if name != classifiers.OWN]
+        rows = {name: evaluate(self.method, self.test, self.scenario, index, name)[0] for name in names}
+        return {"classifiers": {name: float(np.average(row, weights=sizes)) for name, row in rows.items()}}
 
     def _from_the_start(self, index: int) -> tuple[Task, TaskImages]:
         """Train a network from scratch on the first task, or jointly on all classes up to task `index`."""

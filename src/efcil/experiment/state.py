@@ -30,7 +30,7 @@ def save(run: Run, method: Method) -> None:
 def restore(run: Run) -> None:
     """Take up the run after its last finished task, and forget what was written about the one after that."""
     if checkpoint.exists(run.folder.model):
-        saved = checkpoint.read(run.folder.model)
+        saved = checkpoint.read_and_tidy(run.folder.model)
         facts = saved.facts
         if facts["class_order"] != list(run.scenario.order) or facts["method"] != run.settings.method:
             raise CheckpointError(

@@ -37,6 +37,7 @@ def summarise_run(run: Run, method: Method) -> dict[str, Any]:
         "task_aware_A_step": metrics.aware_last_step_accuracy,
         "task_aware_A_inc": metrics.aware_average_incremental_accuracy,
         "task_aware_A_step_per_task": metrics.aware_step_accuracy,
+        **_classifiers(run),
         "class_seed": settings.effective_class_seed,
         "task_sizes": scenario.task_sizes,
         "class_order": scenario.order,
@@ -50,6 +51,16 @@ def summarise_run(run: Run, method: Method) -> dict[str, Any]:
         "finished": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         **environment(),
     }
+
+
+def _classifiers(run: Run) -> dict[str, Any]:
+    """Return the results of the classifiers that were measured beside the method's own, if any were."""
+    rows = [line["classifiers"] for line in run.folder.read_metrics() if "classifiers" in line]
+    if not rows:
+        return {}
+    steps = {name: [row[name] for row in rows] for name in rows[-1]}
+    found = {name: {"A_step": values[-1], "A_inc": sum(values) / len(values)} for name, values in steps.items()}
+    return {"classifiers": found}
 
 
 def _stored(method: Method) -> dict[str, Any]:

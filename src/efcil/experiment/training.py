@@ -53,7 +53,7 @@ def train(run: Run, index: int, trainer: Trainer, key: str | None) -> None:
         run.folder.append_metrics(line)
         run.progress.epoch(report)
 
-    keeper = TaskKeeper(run.partial, facts, run.stop, stopped, run.checkpoint_seconds)
+    keeper = TaskKeeper(run.partial, facts, run.stop, stopped, run.checkpoint_steps)
     trainer.run(position, record, keeper)
 
 
@@ -84,11 +84,9 @@ def _resume(run: Run, index: int, trainer: Trainer, key: str | None) -> Position
 
 
 def interrupted(run: Run, what: str) -> Interrupted:
-    """Say what was stopped and the exact command to go on with; return what is to be raised."""
+    """Return what is to be raised: it says what was stopped, and the exact command to go on with."""
     again = command()
     if Path(sys.argv[0]).name not in ("efcil", "__main__.py"):  # called from Python: there is no such command
         config, output = str(run.folder.settings_file), str(run.output)
         again = shlex.join(["efcil", "run", "--config", config, "--output", output])
-    message = f"{what} To go on: {again}"
-    print(message, file=sys.stderr, flush=True)
-    return Interrupted(message)
+    return Interrupted(f"{what} To go on: {again}")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.environment import COMMAND_VARIABLE, command
 from efcil.errors import TrainingError
 from efcil.experiment.first_tasks import STEM
 from efcil.settings import Settings, to_yaml
@@ -46,19 +47,22 @@ class _Worker:
     started: float
 
 
-def run_jobs(jobs: Sequence[Job], output: Path, slots: int, say: Callable[[str], None]) -> dict[int, Exception]:
+def run_jobs(
+    jobs: Sequence[Job], output: Path, slots: int, checkpoint_steps: int | None, say: Callable[[str], None]
+) -> dict[int, Exception]:
     """Run all jobs, `slots` at a time; return the failures by the number of the job."""
     if not jobs:
         return {}
     with tempfile.TemporaryDirectory(prefix="efcil-") as scratch, StopRequest() as stop, mps(say) as environment:
-        return _Scheduler(jobs, output, slots, say, Path(scratch), environment).run(stop)
+        return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment).run(stop)
 
 
-def worker_command(job: Job, output: Path, scratch: Path) -> list[str]:
+def worker_command(job: Job, output: Path, scratch: Path, checkpoint_steps: int | None) -> list[str]:
     """Return the command that trains one run, its settings written to a file in `scratch`."""
     config = scratch / f"{job.number}.yaml"
     config.write_text(to_yaml(job.settings), encoding="utf-8")
-    return [sys.executable, "-m", "efcil", "run", "--config", str(config), "--output", str(output), "--quiet"]
+    command = [sys.executable, "-m", "efcil", "run", "--config", str(config), "--output", str(output), "--quiet"]
+    return command if checkpoint_steps is None else [*command, "--checkpoint-steps", str(checkpoint_steps)]
 
 
 class _Scheduler:
@@ -67,6 +71,7 @@ class _Scheduler:
         jobs: Sequence[Job],
         output: Path,
         slots: int,
+        checkpoint_steps: int | None,
         say: Callable[[str], None],
         scratch: Path,
         environment: Mapping[str, str],
@@ -76,9 +81,10 @@ class _Scheduler:
         self.failures: dict[int, Exception] = {}
         self.output = output
         self.slots = slots
+        self.checkpoint_steps = checkpoint_steps
         self.say = say
         self.scratch = scratch
-        self.environment = dict(environment)
+        self.environment = {**environment, COMMAND_VARIABLE: command()}
 
     def run(self, stop: StopRequest) -> dict[int, Exception]:
         try:
@@ -106,7 +112,7 @@ class _Scheduler:
         errors = self.scratch / f"{job.number}.err"
         with open(errors, "wb") as stream:
             process = subprocess.Popen(
-                worker_command(job, self.output, self.scratch),
+                worker_command(job, self.output, self.scratch, self.checkpoint_steps),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,

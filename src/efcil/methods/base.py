@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from efcil import seeds
+from efcil.core.classifiers import ClassStatistics
 from efcil.data.store import TaskImages
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe
@@ -76,8 +77,14 @@ class Method(nn.Module):
     #: Whether the loss reads backbone parameters itself. Such a method trains layer by layer also where others use the
     #: fused backbone, whose optimiser moves parameters during the way back and knows no gradient but its own.
     plain_only: ClassVar[bool] = False
+    #: Length that the gradient of all parameters together is cut to, if any. For `plain_only` methods alone: the fused
+    #: backbone's optimiser moves parameters before all gradients are known.
+    gradient_limit: float | None = None
     #: Whether the method keeps to the current task's images. Joint training, the upper bound, does not.
     exemplar_free: ClassVar[bool] = True
+    #: What a test-time classifier may be built on: trained heads, and the buffers `means` and `covariances` where they
+    #: describe the classes as `embed` sees their images.
+    keeps: ClassVar[tuple[str, ...]] = ("heads",)
 
     @dataclass(frozen=True)
     class Settings:
@@ -141,6 +148,19 @@ class Method(nn.Module):
     def scores(self, images: Tensor) -> Tensor:
         """Return the scores (batch, seen classes) of normalised images."""
         return self.network.logits(self.network.features(images))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the features that the class statistics are about."""
+        return self.network.features(images)
+
+    def statistics(self) -> ClassStatistics | None:
+        """Return the class means and covariances that the method keeps, if any."""
+        if "means" not in self.keeps:
+            return None
+        if "covariances" not in self.keeps:
+            return ClassStatistics(self.get_buffer("means"))
+        covariance_of = getattr(self, "covariance_of", None)
+        return ClassStatistics(self.get_buffer("means"), self.get_buffer("covariances"), covariance_of)
 
     def stored(self) -> dict[str, Tensor]:
         """Return what the method keeps beside the network itself."""

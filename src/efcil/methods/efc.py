@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from efcil.core import drift, prototypes
+from efcil.core import drift, prototypes, transport
 from efcil.core.covariance import task_average
 from efcil.core.elastic import elastic_loss
 from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
@@ -26,6 +26,7 @@ class ElasticFeatureConsolidation(Method):
     summary = "feature drift penalised by the empirical feature matrix, Gaussian prototypes rehearsed and moved along"
     family = "efc"
     trains_normalisation = False
+    keeps = ("heads", "means", "covariances")
 
     @dataclass(frozen=True)
     class Settings:
@@ -47,8 +48,13 @@ class ElasticFeatureConsolidation(Method):
         symmetric_weight: float = option(10.0, "Weight of the prototypes where loss is symmetric.", minimum=0)
         prototype_update: str = option(
             "efm",
-            "How old class means follow the drift: efm (weights from the feature matrix) or none (ablation).",
-            choices=("efm", "none"),
+            "How old classes follow the drift: efm (means, weights from the feature matrix), none (ablation), linear "
+            "(means and covariances, by one ridge map from old to new features), or linear-residual (the same, and "
+            "what the map leaves unexplained is added to the covariances).",
+            choices=("efm", "none", "linear", "linear-residual"),
+        )
+        drift_ridge: float = option(
+            0.01, "Pull of a linear prototype_update towards the identity, in mean variances of a feature.", minimum=0
         )
         drift_sigma: float = option(0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6)
         covariance: str = option(
@@ -157,7 +163,7 @@ class ElasticFeatureConsolidation(Method):
     @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means along the drift, then compute the new feature matrix, means and covariances."""
-        if task.index > 0 and self.settings.prototype_update == "efm":
+        if task.index > 0 and self.settings.prototype_update != "none":
             self._follow_drift(data)
         self.feature_matrix = self._measure_feature_matrix(task, data)
         self._add_prototypes(task, data)
@@ -167,7 +173,13 @@ class ElasticFeatureConsolidation(Method):
         assert self.teacher is not None
         pairs = [(self.teacher.features(x), self.network.features(x)) for x, _ in data.augmented("drift")]
         before, after = (torch.cat(side) for side in zip(*pairs, strict=True))
-        self.means = drift.compensate(self.means, before, after, self.feature_matrix, self.settings.drift_sigma)
+        settings = self.settings
+        if settings.prototype_update == "efm":
+            self.means = drift.compensate(self.means, before, after, self.feature_matrix, settings.drift_sigma)
+            return
+        carried = transport.ridge_map(before, after, settings.drift_ridge)
+        self.means = carried.points(self.means)
+        self.covariances = carried.covariances(self.covariances, settings.prototype_update == "linear-residual")
 
     def _measure_feature_matrix(self, task: Task, data: TaskImages) -> Tensor:
         weight = self.network.head_weight()

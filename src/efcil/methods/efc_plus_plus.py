@@ -34,8 +34,13 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
         damping: float = option(0.1, "Weight of the identity in the drift penalty.", minimum=0)
         prototype_update: str = option(
             "efm",
-            "How old class means follow the drift: efm (weights from the feature matrix) or none (ablation).",
-            choices=("efm", "none"),
+            "How old classes follow the drift: efm (means, weights from the feature matrix), none (ablation), linear "
+            "(means and covariances, by one ridge map from old to new features), or linear-residual (the same, and "
+            "what the map leaves unexplained is added to the covariances).",
+            choices=("efm", "none", "linear", "linear-residual"),
+        )
+        drift_ridge: float = option(
+            0.01, "Pull of a linear prototype_update towards the identity, in mean variances of a feature.", minimum=0
         )
         drift_sigma: float = option(0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6)
         covariance: str = option(
@@ -97,7 +102,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means, re-balance the heads, and only then measure the feature matrix and the new classes."""
         if task.index > 0:
-            if self.settings.prototype_update == "efm":
+            if self.settings.prototype_update != "none":
                 self._follow_drift(data)
             self._rebalance(task, data)
         self.feature_matrix = self._measure_feature_matrix(task, data)

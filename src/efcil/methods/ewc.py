@@ -108,8 +108,7 @@ class ElasticWeightConsolidation(FineTune):
             for start in range(0, used, size):
                 images, labels = data.render(view, start, start + size)
                 logits = self.network.logits(self.network.features(images.float()))
-                noise = torch.rand(logits.shape, generator=generator, device=data.device)
-                loss = fisher.fisher_loss(logits, labels, self.settings.fisher_labels, noise)
+                loss = fisher.fisher_loss(logits, labels, self.settings.fisher_labels, generator)
                 fisher.add_squares(totals, torch.autograd.grad(loss, parameters), size / used)
         return fisher.flatten(totals)
 

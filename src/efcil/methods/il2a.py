@@ -27,6 +27,7 @@ class DualAugmentation(Method):
     name = "il2a"
     summary = "class Gaussians rehearsed in closed form, features distilled, mixed images as extra classes"
     family = "scheduled"
+    keeps = ("heads", "means", "covariances")
 
     @dataclass(frozen=True)
     class Settings:

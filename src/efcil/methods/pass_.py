@@ -30,6 +30,7 @@ class PrototypeAugmentation(Method):
     name = "pass"
     summary = "noisy class means rehearsed, features distilled, images rotated in every task"
     family = "scheduled"
+    keeps = ("heads", "means")
 
     @dataclass(frozen=True)
     class Settings:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from efcil.core import drift, gaussians, prototypes
+from efcil.core.classifiers import ClassStatistics, nearest_mean
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms
 from efcil.methods.efc import ElasticFeatureConsolidation
@@ -30,6 +31,7 @@ class SemanticDriftCompensation(Method):
     name = "sdc"
     summary = "nearest class means that follow the feature drift, on top of fine-tuning, LwF or EFC"
     family = "scheduled"
+    keeps = ("heads", "means")
 
     @dataclass(frozen=True)
     class Settings:
@@ -37,9 +39,8 @@ class SemanticDriftCompensation(Method):
 
         base: str = option("lwf", "Method that trains the network, with its default settings.", choices=tuple(_BASES))
         sigma: float = option(
-            0.3, "Width of the Gaussian kernel that weighs drift vectors (SDC: 0.2 to 0.3 for unit features).",
-            minimum=1e-6,
-        )  # fmt: skip
+            0.2, "Width of the kernel that weighs drift vectors (SDC: 0.2 to 0.3, unit features).", minimum=1e-6
+        )
         normalise: bool = option(
             True, "Scale features to unit length for means, drift and distances (SDC); sigma is in their unit."
         )
@@ -110,27 +111,28 @@ class SemanticDriftCompensation(Method):
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means by the drift of images near them, then add the new classes' means."""
         if task.index > 0 and self.settings.update:
-            both, _ = gaussians.collect(
-                lambda x: torch.stack([self._embed(x, self.teacher), self._embed(x)]).transpose(0, 1),
-                data.augmented("drift"),
-            )
-            before, after = both.unbind(dim=1)
-            weights = drift.euclidean_weights(before, self.means, self.settings.sigma)
-            self.means = drift.move(self.means, weights, after - before)
-        features, labels = gaussians.collect(self._embed, data.augmented("prototypes"))
+            self._follow_drift(data)
+        features, labels = gaussians.collect(self.embed, data.augmented("prototypes"))
         means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
         self.means = torch.cat([self.means, means.to(self.means)])
         self.teacher = None
         self.base.end_task(task, data)
 
-    def _embed(self, images: Tensor, network: IncrementalNetwork | None = None) -> Tensor:
-        features = (network or self.network).features(images)
+    def _follow_drift(self, data: TaskImages) -> None:
+        assert self.teacher is not None
+        pairs = [(self._scaled(self.teacher.features(x)), self.embed(x)) for x, _ in data.augmented("drift")]
+        before, after = (torch.cat(side) for side in zip(*pairs, strict=True))
+        weights = drift.euclidean_weights(before, self.means, self.settings.sigma)
+        self.means = drift.move(self.means, weights, after - before)
+
+    def _scaled(self, features: Tensor) -> Tensor:
         return functional.normalize(features, dim=1) if self.settings.normalise else features
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the features that means are means of: of unit length unless the settings say otherwise."""
+        return self._scaled(self.network.features(images))
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
         """Return the negated squared distance of every image to every class mean."""
-        features = self._embed(images)
-        # ||f||^2 is the same for all classes, so leaving it out changes no decision, but distances read better.
-        products = features @ self.means.T
-        return 2.0 * products - self.means.square().sum(dim=1) - features.square().sum(dim=1, keepdim=True)
+        return nearest_mean(ClassStatistics(self.means))(self.embed(images))

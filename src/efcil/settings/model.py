@@ -109,6 +109,13 @@ class Settings:
     )
     first_task_epochs: int | None = option(None, "Epochs of the first task alone.", group="training", minimum=1)
     batch_size: int | None = option(None, "Images in a training step, for every task.", group="training", minimum=1)
+    classifier: str = option(
+        "own",
+        "What tells classes apart at test time: own (the method's way), heads, or one built from the class statistics "
+        "that the method keeps: nearest-mean, mahalanobis, bayes, lda, ridge, svm. With all, the method's way counts "
+        "and the others are measured beside it. Training does not depend on it.",
+        group="evaluation",
+    )
     device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, or a certain GPU: cuda:1.", group="hardware")
     precision: str = option(
         "auto", "auto is bf16 on a GPU and fp32 on a CPU.", choices=("auto", "fp32", "bf16"), group="hardware"

@@ -115,7 +115,7 @@ def label(settings: Settings) -> str:
     parts = [f"{name}={show(value)}" for name, value in sorted(settings.overrides.items())]
     if load_preset(settings.dataset).named_by_data and settings.data is not None:
         parts.append(f"data={Path(settings.data).name}")
-    for name in ("class_order", "class_seed", "held_out", "image_size", *_FROM_PRESET):
+    for name in ("class_order", "class_seed", "held_out", "image_size", "classifier", *_FROM_PRESET):
         value = getattr(settings, name)
         if value != getattr(default, name):
             is_file = name == "class_order" and value not in NAMED_CLASS_ORDERS
@@ -175,6 +175,8 @@ def identity(settings: Settings) -> dict[str, Any]:
         "path": settings.path,
         "deterministic": settings.deterministic,
     }
+    if settings.classifier != Settings().classifier:
+        by_name["classifier"] = settings.classifier
     if load_preset(settings.dataset).named_by_data and settings.data is not None:
         by_name["data"] = str(Path(settings.data).expanduser().absolute())
     for stage in STAGES:
@@ -237,12 +239,13 @@ def pin(settings: Settings, stored: Mapping[str, Any], source: Path) -> Settings
 def validate(settings: Settings) -> Settings:
     """Check every name in the settings before anything is trained; return them with the overrides' types settled."""
     from efcil import methods
+    from efcil.core import classifiers
     from efcil.data.augment import AUGMENTATIONS
     from efcil.data.scenario import SCENARIOS
     from efcil.data.sources import SourceOptions, sources
     from efcil.network.resnet import NETWORKS
 
-    methods.get(settings.method)
+    classifiers.check(settings.classifier, settings.method, methods.get(settings.method).keeps)
     for kind, name, valid in (
         ("dataset", settings.dataset, sources()),
         ("scenario", settings.scenario, SCENARIOS),

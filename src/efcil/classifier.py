@@ -1,0 +1,219 @@
+"""IncrementalClassifier: learning classes visit by visit, in scikit-learn's manners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
+
+from efcil.errors import EfcilError
+from efcil.model.images import InputError, Pictures, gather, gather_labelled
+from efcil.model.learning import learn
+from efcil.model.model import Model, probabilities
+from efcil.settings import Settings
+
+
+class NotLearnedError(EfcilError, NotFittedError):
+    """The classifier was asked before it had learned anything."""
+
+
+class IncrementalClassifier(ClassifierMixin, BaseEstimator):
+    """Classifies images, and learns further classes without any image of the earlier ones.
+
+    Every call of `partial_fit` is a task of new classes; `fit` starts afresh. Images may be one uint8 array
+    (N x H x W x C, or N x H x W for grey ones), a list of files, PIL images or arrays, a folder with one sub-folder per
+    class, or a torch dataset; labels may be anything hashable.
+
+    Parameters
+    ----------
+    method : how to learn; `efcil methods` lists the names.
+    network, augmentation : backbone and training augmentation; None takes the preset's.
+    image_size : side in pixels that images are brought to; None decides by the first images.
+    epochs, first_task_epochs, batch_size : None takes the preset's.
+    settings : settings of the method or the recipes, such as {"efm_weight": 5, "later.learning_rate": 1e-4}.
+    preset : the dataset whose recipes are followed; see docs/settings.md.
+    seed : of everything random.
+    device : auto, cpu, cuda, cuda:1.
+    precision : auto, fp32, bf16.
+
+    Attributes
+    ----------
+    classes_ : the labels learned so far, task after task, sorted within a task; columns of `predict_proba`.
+    model_ : the `efcil.model.Model` behind it.
+    """
+
+    def __init__(
+        self,
+        method: str = "efc",
+        *,
+        network: str | None = None,
+        augmentation: str | None = None,
+        image_size: int | None = None,
+        epochs: int | None = None,
+        first_task_epochs: int | None = None,
+        batch_size: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        preset: str = "folder",
+        seed: int = 0,
+        device: str = "auto",
+        precision: str = "auto",
+    ) -> None:
+        self.method = method
+        self.network = network
+        self.augmentation = augmentation
+        self.image_size = image_size
+        self.epochs = epochs
+        self.first_task_epochs = first_task_epochs
+        self.batch_size = batch_size
+        self.settings = settings
+        self.preset = preset
+        self.seed = seed
+        self.device = device
+        self.precision = precision
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def fit(self, images: Any, labels: Any = None) -> IncrementalClassifier:
+        """Forget everything and learn these images as the first task."""
+        pictures, plain = gather_labelled(images, labels)
+        model = self._new_model(pictures)
+        learn(model, pictures.pixels(model.card.image_size), plain)
+        return self._take(model)
+
+    def partial_fit(
+        self, images: Any, labels: Any = None, classes: Any = None, *, more: bool = False
+    ) -> IncrementalClassifier:
+        """Learn new classes as the next task or, with `more`, blend further images into known classes.
+
+        `classes` is there because scikit-learn's callers give it; classes need not be announced, and it is not used.
+        """
+        pictures, plain = gather_labelled(images, labels)
+        model: Model | None = getattr(self, "model_", None)
+        if model is None:
+            model = self._new_model(pictures)
+        else:
+            model.change(self._settings())
+        learn(model, pictures.pixels(model.card.image_size), plain, more=more)
+        return self._take(model)
+
+    def _new_model(self, pictures: Pictures) -> Model:
+        wanted = self._settings()
+        return Model.create(wanted, wanted.image_size or pictures.natural_size())
+
+    def _settings(self) -> Settings:
+        return Settings(
+            method=self.method,
+            dataset=self.preset,
+            network=self.network,
+            augmentation=self.augmentation,
+            image_size=self.image_size,
+            epochs=self.epochs,
+            first_task_epochs=self.first_task_epochs,
+            batch_size=self.batch_size,
+            overrides=dict(self.settings or {}),
+            seed=self.seed,
+            device=self.device,
+            precision=self.precision,
+        )
+
+    def _take(self, model: Model) -> IncrementalClassifier:
+        self.model_ = model
+        self.classes_ = _label_array(model.card.labels)
+        return self
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def _scores(self, images: Any) -> np.ndarray:
+        """Return the scores of every class, one row per image."""
+        model = self._learned()
+        pictures = gather(images)
+        pieces = range(0, len(pictures), model.piece)
+        return np.concatenate(
+            [model.scores(pictures.pixels(model.card.image_size, at, at + model.piece)) for at in pieces]
+        )
+
+    def decision_function(self, images: Any) -> np.ndarray:
+        """Return the scores of every class, one row per image; of two classes, only by how much the second leads."""
+        scores = self._scores(images)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def predict_proba(self, images: Any) -> np.ndarray:
+        """Return the softmax of the scores, one row per image, columns in the order of `classes_`."""
+        return probabilities(self._scores(images))
+
+    def predict(self, images: Any) -> np.ndarray:
+        """Return the label of every image."""
+        best = self._scores(images).argmax(axis=1)
+        return self.classes_[best]
+
+    def score(self, images: Any, labels: Any = None, sample_weight: Any = None) -> float:
+        """Return the share of images whose label is right."""
+        pictures, plain = gather_labelled(images, labels)
+        known = {label: number for number, label in enumerate(self._learned().card.labels)}
+        right = self._scores(pictures.items).argmax(axis=1) == [known.get(label, -1) for label in plain]
+        return float(np.average(right, weights=sample_weight))
+
+    def _learned(self) -> Model:
+        if not hasattr(self, "model_"):
+            raise NotLearnedError(
+                f"This {type(self).__name__} is not fitted yet: it has not learned any class. Call fit or partial_fit "
+                "first, or load a model."
+            )
+        return self.model_
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.three_d_array = True
+        tags.input_tags.string = True
+        return tags
+
+    # -- keeping -------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model to a folder, which `load`, `efcil learn`, `efcil predict` and the other commands read."""
+        self._learned().save(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "auto") -> IncrementalClassifier:
+        """Return the classifier of a model folder, with the parameters it was made with."""
+        model = Model.load(folder, device)
+        kept = model.card.settings
+        return cls(
+            kept.method,
+            network=kept.network,
+            augmentation=kept.augmentation,
+            image_size=kept.image_size,
+            epochs=kept.epochs,
+            first_task_epochs=kept.first_task_epochs,
+            batch_size=kept.batch_size,
+            settings=dict(kept.overrides) or None,
+            preset=kept.dataset,
+            seed=kept.seed,
+            device=device,
+            precision=kept.precision,
+        )._take(model)
+
+
+def _label_array(labels: list[Any]) -> np.ndarray:
+    """Return labels as an array of their own type where they share a plain one, else as an array of objects."""
+    kinds = {type(label) for label in labels}
+    if len(kinds) == 1 and kinds <= {str, int, bool, float} and not _overflows(labels):
+        return np.array(labels)
+    array = np.empty(len(labels), dtype=object)
+    array[:] = labels
+    return array
+
+
+def _overflows(labels: list[Any]) -> bool:
+    return any(isinstance(label, int) and not -(1 << 63) <= label < 1 << 63 for label in labels)
+
+
+__all__ = ["IncrementalClassifier", "InputError", "NotLearnedError"]

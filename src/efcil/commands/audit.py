@@ -1,0 +1,85 @@
+"""`efcil audit`: whether a model stores images, and what its numbers betray of those it was trained on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from efcil.commands.parser import add_debug
+from efcil.errors import unknown
+
+FORMATS = ("text", "json")
+SHOWN_MATCHES = 5
+
+DESCRIPTION = """\
+Check a model against the images it was trained on: that every tensor it stores is accounted for, that none of them is
+an image, a resized image or a patch, and how well its numbers tell training images from others. The exit code is 1 if
+a tensor is unaccounted for or must be taken for an image.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "audit",
+        help="check that a model stores no image",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="FOLDER", help="the images it was trained on, one folder per class"
+    )
+    parser.add_argument(
+        "--held-out",
+        type=Path,
+        metavar="FOLDER",
+        help="images it was not trained on, one folder per class (default: test/ or val/ beside train/, if there)",
+    )
+    parser.add_argument("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
+    add_debug(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Audit the model and print what was found."""
+    if arguments.format not in FORMATS:
+        raise unknown("format", arguments.format, FORMATS)
+    from efcil.model.audit import audit
+
+    held_out = None if arguments.held_out is None else arguments.held_out.expanduser()
+    found = audit(arguments.model.expanduser(), arguments.data.expanduser(), held_out)
+    if arguments.format == "json":
+        print(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+    else:
+        print(describe(found))
+    return 1 if found.failed else 0
+
+
+def describe(found: Any) -> str:
+    """Return the findings as text."""
+    lines = ["1. What is stored"]
+    for row in found.stored:
+        lines.append(f"   {row.title:<26} {row.tensors:>4} tensors {row.numbers:>12,} numbers  {row.use}")
+    lines += [f"   NOT ACCOUNTED FOR: {name}" for name in found.unaccounted]
+    lines.append(f"2. Images among it: {found.images} training images compared with every row that could be one")
+    for match in found.matches[:SHOWN_MATCHES]:
+        verdict = f"IS IMAGE {match.image}" if match.found else "no image"
+        lines.append(
+            f"   {match.tensor}, row {match.row}: correlation {match.correlation:.3f} with {match.compared_with}, "
+            f"{match.unrelated:.3f} with {found.unrelated}: {verdict}"
+        )
+    if not found.matches:
+        lines.append("   no stored row has the length of an image or patch")
+    lines.append("3. Telling training images from others (AUC, 0.5: impossible, 1: always)")
+    for one in found.membership:
+        lines.append(
+            f"   by {one.attack}: {one.auc:.3f} (95 % interval {one.low:.3f} to {one.high:.3f}; "
+            f"{one.members} training, {one.others} held-out images)"
+        )
+    if found.no_membership is not None:
+        lines.append(f"   not measured: {found.no_membership}")
+    lines.append("FAILED: the model stores what it should not." if found.failed else "Passed: no image is stored.")
+    return "\n".join(lines)

@@ -1,0 +1,40 @@
+"""`efcil export`: a model for other programs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from efcil.commands.parser import add_debug
+from efcil.errors import unknown
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "export",
+        help="write a model for other programs",
+        description="Write a model as ONNX, or as an archive of torch.export, with preprocessing and class names inside. "
+        "It is checked on the spot to say what the original says.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
+    parser.add_argument("--to", required=True, metavar="KIND", help="onnx or torch")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: MODEL.onnx or MODEL.pt2)")
+    add_debug(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Write the file."""
+    from efcil.model.export import SUFFIXES, export
+    from efcil.model.model import Model
+
+    if arguments.to not in SUFFIXES:
+        raise unknown("kind of export", arguments.to, SUFFIXES)
+    folder: Path = arguments.model.expanduser()
+    model = Model.load(folder, device="cpu")
+    file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
+    difference = export(model, arguments.to, file)
+    print(f"{file}: {len(model.card.classes)} classes, at most {difference:.1e} from the original.")
+    return 0

@@ -1,0 +1,79 @@
+"""`efcil inspect`: what a model knows, and what it stores."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from efcil.commands.parser import add_debug
+from efcil.errors import unknown
+
+FORMATS = ("text", "json")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what a model knows and stores",
+        description="Print a model's classes with dates and tasks, its method, everything it stores by name and "
+        "purpose, and what could and could not be recovered from that.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
+    parser.add_argument("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
+    add_debug(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print the model's card and inventory."""
+    if arguments.format not in FORMATS:
+        raise unknown("format", arguments.format, FORMATS)
+    from efcil.model import format
+    from efcil.model.audit import inventory
+
+    folder = arguments.model.expanduser()
+    card, tensors = format.read_raw(folder)
+    stored = inventory(tensors)
+    unfinished = (folder / format.PARTIAL).exists()
+    if arguments.format == "json":
+        by_name = {name: {"shape": list(t.shape), "type": str(t.dtype)} for name, t in sorted(tensors.items())}
+        facts = {"card": card.to_json(), "stored": [dataclasses.asdict(each) for each in stored], "tensors": by_name}
+        print(json.dumps(facts | {"unfinished_task": unfinished}, indent=1, ensure_ascii=False))
+        return 0
+    print(describe(card, stored, unfinished))
+    return 0
+
+
+def describe(card: Any, stored: list[Any], unfinished: bool) -> str:
+    """Return card and inventory as text."""
+    size, count = card.image_size, len(card.classes)
+    lines = [
+        f"{card.settings.method} on {card.resolved.network}, images of {size} x {size} pixels, "
+        f"{count} {'class' if count == 1 else 'classes'} in {len(card.task_sizes)} tasks",
+        "",
+        "classes",
+    ]
+    width = max(len(str(each.label)) for each in card.classes)
+    for each in card.classes:
+        learned = each.learned.replace("T", " ")[:16]
+        images = f"  {each.images:>6,} images" if each.images else ""
+        lines.append(f"  {each.label!s:<{width}}  task {each.task + 1:<3} learned {learned}{images}")
+    more = [visit for visit in card.visits if visit.kind == "more"]
+    for visit in more:
+        lines.append(f"  more of {visit.classes} classes on {visit.date.replace('T', ' ')[:16]}: {visit.images} images")
+    lines += ["", "stored"]
+    for row in stored:
+        lines.append(f"  {row.title:<26} {row.numbers:>12,} numbers {row.bytes:>12,} bytes  {row.use}")
+    total = sum(row.bytes for row in stored)
+    lines.append(f"  {'together':<26} {sum(row.numbers for row in stored):>12,} numbers {total:>12,} bytes")
+    lines += ["", "what could be recovered from it"]
+    for row in stored:
+        lines.append(textwrap.fill(f"{row.title}: {row.recovery}", 100, initial_indent="  ", subsequent_indent="    "))
+    if unfinished:
+        lines += ["", "A task is unfinished: give the `efcil learn` command that began it again to go on with it."]
+    return "\n".join(lines)

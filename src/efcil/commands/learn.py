@@ -1,0 +1,107 @@
+"""`efcil learn`: teach a model the classes of a folder, as its first or its next task."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from efcil.commands.parser import add_debug, add_option
+from efcil.commands.run import positive
+from efcil.settings import Settings, options
+
+DESCRIPTION = """\
+Teach a model the classes of a folder that has one sub-folder of images per class. MODEL is a folder; it is made if it
+does not exist, and otherwise learns the classes as its next task, without any image of the earlier ones.
+
+An interrupted command goes on where it was when it is given again.
+"""
+#: The settings a model can be begun with. Those after the first line may change from visit to visit.
+SETTINGS = (
+    "method", "seed", "image_size", "network", "augmentation",
+    "epochs", "first_task_epochs", "batch_size", "device", "precision", "overrides",
+)  # fmt: skip
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command, its flags made from the fields of Settings."""
+    parser = subparsers.add_parser(
+        "learn",
+        help="teach a model the classes of a folder",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="one sub-folder of images per class")
+    parser.add_argument(
+        "--more",
+        action="store_true",
+        help="these are more images of classes the model knows: blend them into what it keeps of these classes",
+    )
+    parser.add_argument("--discard", action="store_true", help="throw away a task that was interrupted")
+    parser.add_argument("--preset", metavar="DATASET", help="dataset whose recipes are followed (default: folder)")
+    known = options(Settings)
+    for name in SETTINGS:
+        # One model is learned here, not a grid.
+        single = known[name] if name == "overrides" else dataclasses.replace(known[name], nargs=None)
+        add_option(parser, single)
+    parser.add_argument(
+        "--checkpoint-steps",
+        metavar="N",
+        type=positive("--checkpoint-steps"),
+        help="save the middle of the task after every N steps, besides every five minutes",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_debug(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Learn the folder, and save the model."""
+    from efcil.engine.interrupt import StopRequest
+    from efcil.engine.progress import Progress
+    from efcil.experiment.files import locked, refuse_unwritable
+    from efcil.model import ModelError, format
+    from efcil.model.images import gather_labelled
+    from efcil.model.learning import Keep, discard, learn
+    from efcil.model.model import Model
+
+    folder: Path = arguments.model.expanduser()
+    pictures, labels = gather_labelled(arguments.data)
+    if format.is_run(folder):
+        raise ModelError(f"{folder} is the model of an experiment, which stays as it is. Learn in a folder of its own.")
+    refuse_unwritable(folder, 0)
+    with locked(folder / ".lock"), StopRequest() as stop:
+        if arguments.discard:
+            discard(folder)
+        given = _given(arguments)
+        if format.exists(folder):
+            model = Model.load(folder, given.get("device", "auto"))
+            present = dataclasses.replace(model.card.settings, device="auto")
+            given["overrides"] = {**present.overrides, **given.get("overrides", {})}
+            model.change(dataclasses.replace(present, **given))
+        else:
+            settings = Settings(**{"dataset": "folder", **given})
+            model = Model.create(settings, settings.image_size or pictures.natural_size())
+        tasks = len(model.card.task_sizes) + 1
+        with Progress(tasks, quiet=arguments.quiet) as progress:
+            keep = Keep(folder / format.PARTIAL, stop, arguments.checkpoint_steps, progress.say)
+            pixels = pictures.pixels(model.card.image_size)
+            learn(model, pixels, labels, more=arguments.more, progress=progress, keep=keep)
+            model.save(folder)
+            discard(folder)
+            names = list(dict.fromkeys(map(str, labels)))
+            what = ("more of " if arguments.more else "") + ", ".join(names)
+            total = len(model.card.classes)
+            progress.say(f"{folder}: learned {what} from {len(labels)} images; it knows {total} classes now.")
+    return 0
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
+    if "overrides" in given:
+        given["overrides"] = dict(given["overrides"])
+    if arguments.preset is not None:
+        given["dataset"] = arguments.preset
+    return given

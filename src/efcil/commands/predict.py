@@ -1,0 +1,107 @@
+"""`efcil predict`: the most probable classes of images."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from efcil.commands.parser import add_debug, add_option
+from efcil.commands.run import positive
+from efcil.errors import unknown
+from efcil.settings import Settings, options
+
+FORMATS = ("text", "json", "csv")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "predict",
+        help="name the classes of images",
+        description="Print the most probable classes of images, in the order in which they are given. A broken image "
+        "is named and left out; the exit code is 1 then. Probabilities are the softmax of the scores.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="image, folder of images, pattern, or - for a list on standard input"
+    )
+    parser.add_argument("--top", type=positive("--top"), default=1, metavar="N", help="classes per image (default: 1)")
+    parser.add_argument("--format", default="text", metavar="FORMAT", help="text, json or csv (default: text)")
+    add_option(parser, options(Settings)["device"])
+    add_debug(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Predict the images and print a line for each."""
+    if arguments.format not in FORMATS:
+        raise unknown("format", arguments.format, FORMATS)
+    from efcil.model.model import Model
+    from efcil.model.prediction import image_files, predict_files
+
+    model = Model.load(arguments.model, getattr(arguments, "device", "auto"))
+    files = image_files(arguments.images, sys.stdin)
+    broken = 0
+
+    def intact() -> Iterator[Any]:
+        nonlocal broken
+        for prediction in _shown(predict_files(model, files, arguments.top)):
+            if prediction.error is None:
+                yield prediction
+            else:
+                broken += 1
+                print(f"efcil: {prediction.error} Skipped.", file=sys.stderr)
+
+    {"text": _text, "json": _json, "csv": _csv}[arguments.format](intact())
+    if broken:
+        print(f"efcil: {broken} image{'s' if broken > 1 else ''} could not be read.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _shown(predictions: Iterable[Any]) -> Iterator[Any]:
+    """Count images on a terminal while they are predicted, unless the results go to the same terminal."""
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield from predictions
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} images"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("predict", total=None)
+        for prediction in predictions:
+            yield prediction
+            bar.advance(task)
+
+
+def _text(predictions: Iterable[Any]) -> None:
+    for each in predictions:
+        pairs = zip(each.labels, each.probabilities, strict=True)
+        print(f"{each.path}  " + "  ".join(f"{label} {probability:.3f}" for label, probability in pairs))
+
+
+def _json(predictions: Iterable[Any]) -> None:
+    """Print one JSON list, an image per line, while it goes on."""
+    from efcil.model.card import encode_label
+
+    separator = "[\n"
+    for each in predictions:
+        pairs = zip(each.labels, each.probabilities, strict=True)
+        classes = [{"class": encode_label(label), "probability": round(value, 6)} for label, value in pairs]
+        print(separator + json.dumps({"image": each.path, "predictions": classes}, ensure_ascii=False), end="")
+        separator = ",\n"
+    print("[]" if separator == "[\n" else "\n]")
+
+
+def _csv(predictions: Iterable[Any]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("image", "rank", "class", "probability"))
+    for each in predictions:
+        for rank, (label, value) in enumerate(zip(each.labels, each.probabilities, strict=True), 1):
+            writer.writerow((each.path, rank, label, f"{value:.6f}"))

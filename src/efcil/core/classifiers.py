@@ -1,0 +1,193 @@
+"""Classifiers that need no training images: they are built, at test time, from what is kept of every class.
+
+Each builder takes `ClassStatistics` and gives a function from features (N, n) to scores (N, C); the largest score names
+the class. Work that does not depend on the features is done once, in float64, when the classifier is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from efcil.core import gaussians, prototypes, svm
+from efcil.core.covariance import shrink
+from efcil.errors import SettingsError, unknown
+
+Classifier = Callable[[Tensor], Tensor]
+
+OWN, ALL, HEADS = "own", "all", "heads"
+_JITTER, _SMALLEST_JITTER = 1e-6, 1e-12
+_SVM_SAMPLES = 200
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """What is kept of the classes seen: means (C, n), covariances (G, n, n) and which of them each class has (C)."""
+
+    means: Tensor
+    covariances: Tensor | None = None
+    covariance_of: Tensor | None = None
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """Covariances and which of them each class has; an error where none are kept."""
+        if self.covariances is None:
+            raise SettingsError("This classifier needs class covariances, but only class means are kept.")
+        if self.covariance_of is None:
+            return self.covariances, torch.arange(len(self.means), device=self.means.device)
+        return self.covariances, self.covariance_of
+
+
+def nearest_mean(statistics: ClassStatistics, normalise: bool = False) -> Classifier:
+    """Minus the squared distance to every class mean; with `normalise`, between vectors of unit length."""
+    means = functional.normalize(statistics.means, dim=1) if normalise else statistics.means
+
+    def scores(features: Tensor) -> Tensor:
+        features = functional.normalize(features, dim=1) if normalise else features
+        return -_squared_distances(features, means)
+
+    return scores
+
+
+def mahalanobis(
+    statistics: ClassStatistics, diagonal: float = 1.0, off_diagonal: float = 1.0, normalise: bool = True
+) -> Classifier:
+    """Minus the squared Mahalanobis distance to every class, as in FeCAM.
+
+    A covariance S is shrunk to S + diagonal * v I + off_diagonal * u (1 - I), with v the mean of its diagonal and u
+    that of the rest, and with `normalise` turned into a correlation matrix; features and means then have unit length.
+    """
+    covariances, group_of = statistics.spread()
+    means = functional.normalize(statistics.means, dim=1) if normalise else statistics.means
+    whitening = torch.stack(
+        [_whitening(shrunk_towards_mean(each.double(), diagonal, off_diagonal, normalise)) for each in covariances]
+    ).to(means.dtype)
+
+    def scores(features: Tensor) -> Tensor:
+        features = functional.normalize(features, dim=1) if normalise else features
+        return -_whitened_distances(features, means, whitening, group_of)
+
+    return scores
+
+
+def bayes(statistics: ClassStatistics, shrinkage: float = 0.1) -> Classifier:
+    """Log-density, up to a constant, of one Gaussian per class, each covariance shrunk towards a multiple of I."""
+    covariances, group_of = statistics.spread()
+    whitening = torch.stack([_whitening(shrink(each.double(), shrinkage)) for each in covariances])
+    # The whitening is triangular, and its determinant is that of the covariance to the power of -1/2.
+    volume = whitening.diagonal(dim1=1, dim2=2).log().sum(dim=1)[group_of].to(statistics.means.dtype)
+    whitening = whitening.to(statistics.means.dtype)
+
+    def scores(features: Tensor) -> Tensor:
+        return volume - 0.5 * _whitened_distances(features, statistics.means, whitening, group_of)
+
+    return scores
+
+
+def discriminant(statistics: ClassStatistics, shrinkage: float = 0.1) -> Classifier:
+    """Linear discriminant analysis: `bayes` with the average covariance for all classes."""
+    covariances, group_of = statistics.spread()
+    share = torch.bincount(group_of, minlength=len(covariances)).to(covariances.dtype) / len(group_of)
+    pooled = torch.einsum("g,gij->ij", share, covariances)[None]
+    return bayes(ClassStatistics(statistics.means, pooled, torch.zeros_like(group_of)), shrinkage)
+
+
+def ridge(statistics: ClassStatistics, strength: float = 0.01) -> Classifier:
+    """Ridge regression onto one-hot targets, as if every class had equally many rows of its mean and covariance.
+
+    `strength` times the mean of the Gram matrix's diagonal is the penalty; class weights are scaled to unit length.
+    """
+    covariances, group_of = statistics.spread()
+    means = statistics.means.double()
+    share = torch.bincount(group_of, minlength=len(covariances)).double()
+    gram = torch.einsum("g,gij->ij", share, covariances.double()) + means.T @ means
+    weight = ridge_weight(gram, means, strength * float(gram.diagonal().mean())).to(statistics.means.dtype)
+    return lambda features: features @ weight.T
+
+
+def ridge_weight(gram: Tensor, sums: Tensor, penalty: float) -> Tensor:
+    """Rows w_c = (G + penalty I)^-1 s_c, scaled to unit length (C, n), for the Gram matrix (n, n) and sums (C, n)."""
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return functional.normalize(torch.linalg.solve(gram + penalty * identity, sums.T).T, dim=1)
+
+
+def machines(statistics: ClassStatistics) -> Classifier:
+    """Linear support vector machines fitted to features drawn from every class's Gaussian, scaled to unit length."""
+    covariances, group_of = statistics.spread()
+    factors = prototypes.cholesky_factors(covariances)
+    generator = torch.Generator(device=statistics.means.device).manual_seed(0)
+    counts = [_SVM_SAMPLES] * len(statistics.means)
+    drawn, labels = gaussians.sample_classes(statistics.means, factors, group_of, counts, generator)
+    fitted = svm.fit(functional.normalize(drawn, dim=1), labels, len(counts))
+    return lambda features: fitted.decision(functional.normalize(features, dim=1))
+
+
+#: Name -> (what must be kept, builder).
+CLASSIFIERS: dict[str, tuple[str, Callable[[ClassStatistics], Classifier]]] = {
+    "nearest-mean": ("means", nearest_mean),
+    "mahalanobis": ("covariances", mahalanobis),
+    "bayes": ("covariances", bayes),
+    "lda": ("covariances", discriminant),
+    "ridge": ("covariances", ridge),
+    "svm": ("covariances", machines),
+}
+NAMES = (OWN, HEADS, *CLASSIFIERS, ALL)
+
+
+def possible(keeps: Collection[str]) -> tuple[str, ...]:
+    """Return the classifiers that a method which keeps `keeps` (heads, means, covariances) can be tested with."""
+    heads = (HEADS,) if HEADS in keeps else ()
+    return (OWN, *heads, *(name for name, (needed, _) in CLASSIFIERS.items() if needed in keeps))
+
+
+def check(name: str, method: str, keeps: Collection[str]) -> None:
+    """Raise unless the classifier called `name` can be built from what `method` keeps."""
+    if name not in NAMES:
+        raise unknown("classifier", name, NAMES)
+    if name != ALL and name not in possible(keeps):
+        needed = HEADS if name == HEADS else CLASSIFIERS[name][0]
+        raise SettingsError(
+            f"Classifier {name!r} needs class {needed}, which method {method!r} does not keep. "
+            f"Possible with {method}: {', '.join(possible(keeps))}."
+        )
+
+
+def shrunk_towards_mean(covariance: Tensor, diagonal: float, off_diagonal: float, correlation: bool) -> Tensor:
+    """S + diagonal * v I + off_diagonal * u (1 - I) of S (n, n), and the correlation matrix of that if asked for."""
+    size = len(covariance)
+    variance = covariance.diagonal().mean()
+    rest = (covariance.sum() - covariance.diagonal().sum()) / max(size * (size - 1), 1)
+    identity = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
+    shrunk = covariance + diagonal * variance * identity + off_diagonal * rest * (1.0 - identity)
+    if not correlation:
+        return shrunk
+    deviation = shrunk.diagonal().clamp(min=torch.finfo(shrunk.dtype).tiny).sqrt()
+    return shrunk / (deviation[:, None] * deviation)
+
+
+def _whitening(covariance: Tensor) -> Tensor:
+    """W (n, n), upper triangular, with W W^T = S^-1, so that ||x W|| is the Mahalanobis length of the row x."""
+    # A class of one image has no spread at all; the floor keeps its distances finite.
+    jitter = max(_JITTER * float(covariance.diagonal().mean()), _SMALLEST_JITTER)
+    factor = prototypes.cholesky_factors(covariance[None], jitter)[0]
+    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    return torch.linalg.solve_triangular(factor, identity, upper=False).T
+
+
+def _whitened_distances(features: Tensor, means: Tensor, whitening: Tensor, group_of: Tensor) -> Tensor:
+    distances = features.new_empty(len(features), len(means))
+    for group, matrix in enumerate(whitening):
+        members = (group_of == group).nonzero()[:, 0]
+        if len(members):
+            distances[:, members] = _squared_distances(features @ matrix, means[members] @ matrix)
+    return distances
+
+
+def _squared_distances(points: Tensor, centres: Tensor) -> Tensor:
+    """||x - c||^2 (N, C) by products, around the centres' mean so that what cancels is small."""
+    origin = centres.mean(dim=0)
+    points, centres = points - origin, centres - origin
+    return points.square().sum(dim=1, keepdim=True) + centres.square().sum(dim=1) - 2.0 * points @ centres.T

@@ -1,0 +1,113 @@
+"""Class statistics carried from the old feature space to the new one by a map learned from the current task's images.
+
+Kernel-weighted drift (core/drift.py) moves each mean by itself. Here one affine map, fitted to features of the same
+images before and after a task, moves everything: a Gaussian stays a Gaussian under it, so means and covariances move
+in closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efcil.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class AffineMap:
+    """x -> A x + b with A (n, n) and b (n), and the covariance (n, n) of what it leaves unexplained; all float64."""
+
+    matrix: Tensor
+    shift: Tensor
+    residual: Tensor
+
+    def points(self, points: Tensor) -> Tensor:
+        """Moved points (K, n), in their own type."""
+        return (points.double() @ self.matrix.T + self.shift).to(points.dtype)
+
+    def covariances(self, covariances: Tensor, residual: bool = False) -> Tensor:
+        """A S A^T for covariances S (G, n, n), in their own type; with `residual`, plus the residual covariance."""
+        moved = torch.empty_like(covariances)
+        for row, covariance in enumerate(covariances):  # one at a time: a float64 copy of all would be large
+            image = self.matrix @ covariance.double() @ self.matrix.T
+            moved[row] = (image + self.residual if residual else image).to(covariances.dtype)
+        return moved
+
+
+def ridge_map(
+    before: Tensor, after: Tensor, strength: float = 0.01, *, relative: bool = True, intercept: bool = True
+) -> AffineMap:
+    """The map that takes old features (N, n) to new ones (N, n) of the same images, pulled towards the identity.
+
+    A = I + B minimises mean ||x + B x + b - y||^2 + s ||B||_F^2 over centred features; s is `strength`, or with
+    `relative` that times the mean variance of the old features. Without `intercept`, b is 0 and nothing is centred.
+    Where images say nothing (fewer of them than features, or features that are always 0), the map is the identity.
+    """
+    if len(before) != len(after) or len(before) == 0:
+        raise TrainingError(
+            f"A map between feature spaces needs the same images in both, but there are {len(before)} old and "
+            f"{len(after)} new features."
+        )
+    old, new = before.double(), after.double()
+    old_mean, new_mean = (old.mean(dim=0), new.mean(dim=0)) if intercept else (old.new_zeros(()), old.new_zeros(()))
+    source, moved = old - old_mean, (new - new_mean) - (old - old_mean)
+    gram = source.T @ source / len(source)
+    penalty = strength * (gram.diagonal().mean() if relative else 1.0)
+    identity = torch.eye(old.shape[1], dtype=torch.float64, device=old.device)
+    # eigh instead of solve: without a penalty directions that no image has are left alone, not blown up.
+    values, vectors = torch.linalg.eigh(gram)
+    kept = values > values.max() * len(values) * torch.finfo(torch.float64).eps
+    inverse = torch.where(kept, 1.0 / torch.where(kept, values + penalty, 1.0), 0.0)
+    correction = (vectors * inverse) @ (vectors.T @ (source.T @ moved / len(source)))
+    error = moved - source @ correction
+    matrix = identity + correction.T
+    shift = new_mean - matrix @ old_mean if intercept else old.new_zeros(old.shape[1])
+    return AffineMap(matrix, shift, error.T @ error / len(error))
+
+
+@torch.no_grad()
+def learned_map(
+    views: Iterable[tuple[Tensor, Tensor]],
+    size: int,
+    *,
+    learning_rate: float = 1e-3,
+    batch_size: int = 128,
+    device: torch.device | str = "cpu",
+) -> AffineMap:
+    """A linear map without intercept, learned by Adam on the mean squared error, one epoch per view.
+
+    A view is the old and new features (N, n) of all images in the order to be seen. The map starts as the identity.
+    """
+    weight = torch.eye(size, device=device)
+    optimiser = torch.optim.Adam([weight], lr=learning_rate)
+    residual = torch.zeros(size, size, dtype=torch.float64, device=device)
+    for before, after in views:
+        for start in range(0, len(before), batch_size):
+            rows, targets = before[start : start + batch_size], after[start : start + batch_size]
+            weight.grad = 2.0 / targets.numel() * (rows @ weight.T - targets).T @ rows
+            optimiser.step()
+        error = after.double() - before.double() @ weight.T.double()
+        residual = error.T @ error / len(error)
+    return AffineMap(weight.double(), torch.zeros(size, dtype=torch.float64, device=device), residual)
+
+
+def relational_update(prototypes: Tensor, before: Tensor, after: Tensor, strength: float = 0.01) -> Tensor:
+    """Old class means (C, n) moved as their relation to the new classes says, whose means (q, n) are before and after.
+
+    Each old mean is written as the average of the new ones plus a ridge-regressed combination of their deviations from
+    it, as they were before; what that leaves over is kept. The same combination of the new means afterwards gives the
+    moved mean. If all new means move by v, so does every old one.
+    """
+    old, new = before.double(), after.double()
+    deviations = old - old.mean(dim=0)
+    gram = deviations @ deviations.T
+    spread = gram.diagonal().mean()
+    penalty = torch.where(spread > 0, strength * spread, 1.0)  # a single new class deviates from nothing
+    identity = torch.eye(len(old), dtype=torch.float64, device=old.device)
+    relation = torch.linalg.solve(gram + penalty * identity, deviations @ (prototypes.double() - old.mean(dim=0)).T).T
+    moves = new - old
+    # Deviations sum to zero, and so do the rows of the relation: it does not see what all new means share.
+    return (prototypes.double() + moves.mean(dim=0) + relation @ moves).to(prototypes.dtype)

@@ -1,0 +1,287 @@
+"""AdaGauss: class Gaussians in a small feature space, adapted to every new one through a learned map."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from efcil import seeds
+from efcil.core import classifiers, gaussians, prototypes, transport
+from efcil.core.classifiers import Classifier
+from efcil.core.losses import cross_entropy
+from efcil.data.store import TaskImages
+from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import Recipe, option
+
+# Added to batch variances, so that a direction without any spread has a Cholesky factor and a bounded gradient.
+_JITTER = 1e-4
+_ADAPTER_WEIGHT_DECAY = 5e-4
+
+
+class AdaptedGaussians(Method):
+    """Keeps a Gaussian per class, carries mean and covariance over through a learned map, and classifies by distance.
+
+    Features pass a linear bottleneck z = P f + b. The shared first task has none, so it begins as the principal
+    components of that task's features. A head h scores z by (P h) . z: as P has orthogonal rows to begin with, that is
+    an ordinary linear head on z.
+    """
+
+    name = "adagauss"
+    summary = "class Gaussians behind a bottleneck, means and covariances carried over by a learned map, no collapse"
+    family = "adagauss"
+    plain_only = True  # for the sake of gradient_limit
+    keeps = ("means", "covariances")
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of AdaGauss, with the values of its authors' code."""
+
+        bottleneck: int = option(64, "Features behind the bottleneck, at most as many as the backbone has.", minimum=1)
+        distillation_weight: float = option(10.0, "Weight of the projected feature distillation.", minimum=0)
+        collapse_weight: float = option(
+            1.0, "Weight of the term against collapse; it needs batches larger than the bottleneck.", minimum=0
+        )
+        collapse_limit: float = option(1.0, "Spread above which that term leaves a direction alone.", minimum=0)
+        width: int = option(2048, "Hidden units of the distiller and of the adapter.", minimum=1)
+        adapter: str = option(
+            "mlp",
+            "What carries old Gaussians over: mlp (two layers, AdaGauss) or ridge (linear, in closed form).",
+            choices=("mlp", "ridge"),
+        )
+        adapter_epochs: int = option(100, "Epochs in which the adapter is learned (SGD).", minimum=1)
+        adapter_learning_rate: float = option(
+            0.01, "Learning rate of the adapter; a tenth after 3, 6 and 9 tenths of its epochs.", minimum=0
+        )
+        adapter_batch_size: int = option(256, "Features in a step of learning the adapter.", minimum=1)
+        adapter_samples: int = option(10_000, "Points of every class that are sent through the adapter.", minimum=2)
+        shrink_diagonal: float = option(
+            3.0, "Mean variances added to every variance of a covariance when classifying.", minimum=0
+        )
+        mirrored: bool = option(True, "Measure classes on their images and mirror images.")
+        gradient_limit: float | None = option(
+            1.0, "Length that the gradient of a step is cut to; none: it is not cut.", minimum=1e-9
+        )
+        train_normalisation: bool = option(True, "Let BatchNorm go on learning after the first task.")
+
+    settings: Settings
+    means: Tensor
+    covariances: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        self.trains_normalisation = self.settings.train_normalisation
+        self.gradient_limit = self.settings.gradient_limit
+        size = min(self.settings.bottleneck, network.feature_size)
+        self.bottleneck = nn.Linear(network.feature_size, size)
+        self.register_buffer("means", torch.zeros(0, size))
+        self.register_buffer("covariances", torch.zeros(0, size, size))
+        self.distiller: nn.Module | None = None
+        self.teacher: IncrementalNetwork | None = None
+        self.teacher_bottleneck: nn.Module | None = None
+        self._classifier: Classifier | None = None
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Features behind the bottleneck."""
+        return self.bottleneck(self.network.features(images))
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        """Keep network and bottleneck as they are as the teacher, grow a head, and begin a new distiller."""
+        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
+        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        object.__setattr__(self, "teacher_bottleneck", copy.deepcopy(self.bottleneck).requires_grad_(False))
+        super().begin_task(task)
+        for head in list(self.network.heads)[:-1]:
+            head.requires_grad_(False)
+        generator = seeds.generator("cpu", task.seed, "distiller", task.index)
+        self.distiller = two_layers(self.bottleneck.out_features, self.settings.width, generator).to(self.means.device)
+
+    def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
+        """Everything the network trains, and bottleneck and distiller with the heads' learning rate."""
+        assert self.distiller is not None
+        own = [*self.bottleneck.parameters(), *self.distiller.parameters()]
+        return [*super().parameter_groups(recipe), {"params": own, "learning_rate": recipe.learning_rate}]
+
+    def frozen(self, images: Tensor) -> dict[str, Tensor]:
+        """Features of the old network behind the old bottleneck."""
+        return {"features": self._old_embed(images)}
+
+    def _old_embed(self, images: Tensor) -> Tensor:
+        assert self.teacher is not None
+        assert self.teacher_bottleneck is not None
+        return self.teacher_bottleneck(self.teacher.features(images))
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy over the new head, distillation through the distiller, and the term against collapse."""
+        assert self.distiller is not None
+        settings, first = self.settings, sum(self.network.head_sizes[:-1])
+        features = self.embed(batch.images)
+        head = self.network.heads[-1] @ self.bottleneck.weight.detach().T
+        distilled = functional.mse_loss(self.distiller(features), batch.frozen["features"])
+        terms = {
+            "current": cross_entropy(features @ head.T, batch.labels - first),
+            "distillation": settings.distillation_weight * distilled,
+        }
+        if settings.collapse_weight > 0:
+            terms["collapse"] = settings.collapse_weight * collapse(features, settings.collapse_limit)
+        return terms
+
+    # -- the end of a task -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Carry the old classes over, then measure the new ones."""
+        if task.index == 0:
+            features, _ = gaussians.collect(self.network.features, data.plain())
+            weight, bias = principal_components(features, self.bottleneck.out_features)
+            self.bottleneck.weight.copy_(weight)
+            self.bottleneck.bias.copy_(bias)
+        else:
+            self._carry(task, data)
+        features, labels = gaussians.collect(self.embed, self._both_sides(data))
+        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
+        self.means = torch.cat([self.means, means.to(self.means)])
+        self.covariances = torch.cat([self.covariances, covariances.to(self.covariances)])
+        self.distiller, self.teacher, self.teacher_bottleneck = None, None, None
+        self.restored()
+
+    def _both_sides(self, data: TaskImages) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in data.plain():
+            yield images, labels
+            if self.settings.mirrored:
+                yield images.flip(3), labels
+
+    def _carry(self, task: Task, data: TaskImages) -> None:
+        """Move the Gaussians of the old classes to where the task has taken them."""
+        settings = self.settings
+        if settings.adapter == "ridge":
+            carried = transport.ridge_map(*self._pairs(data, 0))
+            self.means, self.covariances = carried.points(self.means), carried.covariances(self.covariances)
+            return
+        adapter = self._learn_adapter(task, data)
+        factors = prototypes.cholesky_factors(self.covariances)
+        generator = seeds.generator(self.means.device, task.seed, "adapted", task.index)
+        for row, (mean, factor) in enumerate(zip(self.means.clone(), factors, strict=True)):
+            noise = torch.randn(settings.adapter_samples, len(mean), generator=generator, device=mean.device)
+            points = adapter(mean + noise @ factor.T).double()
+            self.means[row] = points.mean(dim=0).to(self.means)
+            self.covariances[row] = torch.cov(points.T).reshape(len(mean), -1).to(self.covariances)
+
+    def _learn_adapter(self, task: Task, data: TaskImages) -> nn.Module:
+        """Learn the map from old to new features, a fresh view of all images in every epoch."""
+        settings = self.settings
+        generator = seeds.generator("cpu", task.seed, "adapter", task.index)
+        adapter = two_layers(self.bottleneck.out_features, settings.width, generator).to(self.means.device)
+        optimiser = torch.optim.SGD(
+            adapter.parameters(), settings.adapter_learning_rate, momentum=0.9, weight_decay=_ADAPTER_WEIGHT_DECAY
+        )
+        milestones = [round(share * settings.adapter_epochs) for share in (0.3, 0.6, 0.9)]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones)
+        for epoch in range(settings.adapter_epochs):
+            before, after = self._pairs(data, epoch)
+            for rows, targets in zip(
+                before.split(settings.adapter_batch_size), after.split(settings.adapter_batch_size), strict=True
+            ):
+                optimiser.zero_grad()
+                with torch.enable_grad():
+                    adapted = adapter(rows)
+                    error = functional.mse_loss(adapted, targets)
+                    if settings.collapse_weight > 0:
+                        error = error + settings.collapse_weight * collapse(adapted, settings.collapse_limit)
+                    error.backward()
+                nn.utils.clip_grad_norm_(adapter.parameters(), 1.0)
+                optimiser.step()
+            schedule.step()
+        return adapter
+
+    def _pairs(self, data: TaskImages, epoch: int) -> tuple[Tensor, Tensor]:
+        """Features of all images before and after the task, in one augmented view."""
+        pairs = [(self._old_embed(x), self.embed(x)) for x, _ in data.augmented("drift", epoch)]
+        before, after = zip(*pairs, strict=True)
+        return torch.cat(before), torch.cat(after)
+
+    # -- inference ---------------------------------------------------------------------------------------------
+
+    def restored(self) -> None:
+        """Have the classifier built anew when it is next asked for."""
+        self._classifier = None
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """Minus the squared Mahalanobis distance to every class."""
+        if self._classifier is None:
+            statistics = self.statistics()
+            assert statistics is not None
+            self._classifier = classifiers.mahalanobis(statistics, self.settings.shrink_diagonal, 0.0)
+        return self._classifier(self.embed(images))
+
+
+def collapse(features: Tensor, limit: float) -> Tensor:
+    """Minus the mean of the Cholesky diagonal, cut off at `limit`, of the batch covariance of features (B, n).
+
+    That diagonal holds the spread of each feature that the earlier ones do not explain. Zero where B <= n, because the
+    covariance of so few rows has directions without spread whatever the features are.
+    """
+    if len(features) <= features.shape[1]:
+        return features.sum() * 0.0
+    centred = features.float() - features.float().mean(dim=0)
+    identity = torch.eye(features.shape[1], device=features.device)
+    diagonal: Tensor = _CholeskyDiagonal.apply(centred.T @ centred / (len(features) - 1) + _JITTER * identity)
+    return -diagonal.clamp(max=limit).mean()
+
+
+class _CholeskyDiagonal(torch.autograd.Function):
+    """The diagonal of the Cholesky factor L of S. With g its gradient, that of S is L^-T diag(g_i L_ii / 2) L^-1."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        # The library's factorisation cannot be captured in a CUDA graph.
+        factor = factor_by_columns(matrix) if matrix.is_cuda else torch.linalg.cholesky_ex(matrix)[0]
+        ctx.save_for_backward(factor)
+        return factor.diagonal().clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (factor,) = ctx.saved_tensors
+        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+        inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+        return inverse.T @ ((0.5 * gradient * factor.diagonal())[:, None] * inverse)
+
+
+def factor_by_columns(matrix: Tensor) -> Tensor:
+    """The Cholesky factor of a positive definite matrix (n, n), column after column, in operations of fixed shape."""
+    rest, columns = matrix.clone(), []
+    for place in range(len(matrix)):
+        columns.append(rest[:, place] * torch.rsqrt(rest[place, place]))
+        rest.addr_(columns[-1], columns[-1], alpha=-1.0)
+    return torch.stack(columns, dim=1).tril()
+
+
+def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Weight (count, n) and bias (count) that turn features (N, n) into their leading principal components.
+
+    Components have mean zero and are all scaled alike, so that the mean of their variances is one.
+    """
+    centre = features.double().mean(dim=0)
+    centred = features.double() - centre
+    values, vectors = torch.linalg.eigh(centred.T @ centred / len(features))
+    weight = vectors.flip(1)[:, :count].T / values.flip(0)[:count].mean().sqrt()
+    return weight.to(features.dtype), -(weight @ centre).to(features.dtype)
+
+
+def two_layers(size: int, width: int, generator: torch.Generator) -> nn.Sequential:
+    """A perceptron size -> width -> size with GELU, its weights drawn as PyTorch does, but from `generator`."""
+    layers = nn.Sequential(nn.Linear(size, width), nn.GELU(), nn.Linear(width, size))
+    with torch.no_grad():
+        for parameter, inputs in zip(layers.parameters(), (size, size, width, width), strict=True):
+            parameter.uniform_(-1.0 / math.sqrt(inputs), 1.0 / math.sqrt(inputs), generator=generator)
+    return layers

@@ -1,0 +1,98 @@
+"""DPCR: means and second moments carried by a ridge map and a projection per class; a ridge classifier, on LwF."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efcil.core import gaussians, transport
+from efcil.core.classifiers import ClassStatistics, ridge_weight
+from efcil.data.store import TaskImages
+from efcil.methods.base import Task
+from efcil.methods.lwf import LearningWithoutForgetting
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import option
+
+
+class DualProjection(LearningWithoutForgetting):
+    """Trains as LwF does; afterwards a ridge regression over all classes is rebuilt from their carried moments."""
+
+    name = "dpcr"
+    summary = "LwF with a ridge classifier rebuilt from class moments that a ridge map and class projections carry"
+    family = "transport"
+    keeps = ("heads", "means", "covariances")
+
+    @dataclass(frozen=True)
+    class Settings(LearningWithoutForgetting.Settings):
+        """The settings of LwF, and those of the map and of the classifier."""
+
+        map_ridge: float = option(1e-9, "Penalty of the map from old to new features (DPCR).", minimum=0)
+        projection: bool = option(
+            True, "Keep what is carried inside the span of the class's old features (DPCR's category-wise projection)."
+        )
+        projection_threshold: float = option(
+            1e-6, "Share of the largest eigenvalue above which a direction belongs to that span.", minimum=0
+        )
+        ridge: float = option(
+            200.0, "Penalty of the classifier (DPCR: 200 for CIFAR-100, 2000 for larger images).", minimum=0
+        )
+
+    settings: Settings
+    means: Tensor
+    moments: Tensor
+    counts: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        size = network.feature_size
+        self.register_buffer("means", torch.zeros(0, size))
+        self.register_buffer("moments", torch.zeros(0, size, size))
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("classifier", torch.zeros(0, size))
+
+    @torch.no_grad()
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Carry the old classes' moments over, add those of the new classes, and rebuild the classifier."""
+        if task.index > 0:
+            self._carry(data)
+        features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
+        by_class = [features[labels == label].double() for label in range(task.first_class, task.seen)]
+        means = torch.stack([rows.mean(dim=0) for rows in by_class])
+        moments = torch.stack([rows.T @ rows / len(rows) for rows in by_class])
+        self.means = torch.cat([self.means, means.to(self.means)])
+        self.moments = torch.cat([self.moments, moments.to(self.moments)])
+        new = torch.bincount(labels - task.first_class, minlength=task.classes)
+        self.counts = torch.cat([self.counts, new.to(self.counts)])
+        gram = torch.einsum("c,cij->ij", self.counts.double(), self.moments.double())
+        # Sums of a class's features are its mean times its count, and a factor per class makes no difference here.
+        self.classifier = ridge_weight(gram, self.means.double(), self.settings.ridge).to(self.means)
+        super().end_task(task, data)
+
+    def _carry(self, data: TaskImages) -> None:
+        assert self.teacher is not None
+        pairs = [(self.teacher.features(x), self.network.features(x)) for x, _ in data.augmented("drift")]
+        before, after = (torch.cat(side) for side in zip(*pairs, strict=True))
+        matrix = transport.ridge_map(before, after, self.settings.map_ridge, relative=False, intercept=False).matrix
+        for row, (mean, moment) in enumerate(zip(self.means.double(), self.moments.double(), strict=True)):
+            own = span(moment, self.settings.projection_threshold) @ matrix if self.settings.projection else matrix
+            self.means[row] = (own @ mean).to(self.means)
+            self.moments[row] = (own @ moment @ own.T).to(self.moments)
+
+    def statistics(self) -> ClassStatistics:
+        """Return means and the covariances that follow from the second moments."""
+        covariances = self.moments - self.means[:, :, None] * self.means[:, None]
+        return ClassStatistics(self.means, covariances)
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """Ridge regression's answers, every class's weights being of unit length."""
+        return self.network.features(images) @ self.classifier.T
+
+
+def span(moment: Tensor, threshold: float) -> Tensor:
+    """The projection (n, n) onto the eigenvectors of a second moment above a share of the largest eigenvalue."""
+    values, vectors = torch.linalg.eigh(moment)
+    kept = vectors * (values > threshold * values[-1])
+    return kept @ kept.T

@@ -1,0 +1,89 @@
+"""FeCAM: a frozen backbone and Mahalanobis distances to classes, each with a covariance of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efcil.core import classifiers, gaussians, prototypes
+from efcil.core.classifiers import Classifier
+from efcil.core.covariance import task_average
+from efcil.data.store import TaskImages
+from efcil.methods.base import Task
+from efcil.methods.frozen import FrozenBackbone
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import option
+
+
+class CovarianceMetric(FrozenBackbone):
+    """Classifies by the Mahalanobis distance to class means, with shrunk and normalised class covariances."""
+
+    name = "fecam"
+    summary = "frozen backbone, Mahalanobis distance to every class with its own shrunk, normalised covariance"
+    keeps = ("means", "covariances")
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of FeCAM, with the values of its authors' code."""
+
+        tukey: float = option(
+            0.5, "Power that features are raised to, which makes them more Gaussian; 1 leaves them.", minimum=0.01
+        )
+        shrink_diagonal: float = option(1.0, "Mean variances added to every variance of a covariance.", minimum=0)
+        shrink_rest: float = option(1.0, "Mean covariances added to every entry off its diagonal.", minimum=0)
+        normalise: bool = option(
+            True, "Turn covariances into correlations, so that classes' distances compare; features get unit length."
+        )
+        covariance: str = option(
+            "class", "Covariances kept: one per class, or one for all (the average).", choices=("class", "common")
+        )
+
+    settings: Settings
+    means: Tensor
+    covariances: Tensor
+    covariance_of: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        size = network.feature_size
+        self.register_buffer("means", torch.zeros(0, size))
+        self.register_buffer("covariances", torch.zeros(0, size, size))
+        self.register_buffer("covariance_of", torch.zeros(0, dtype=torch.int64))
+        self._classifier: Classifier | None = None
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Features after Tukey's transformation; the backbone's are non-negative."""
+        return self.network.features(images).clamp(min=0).pow(self.settings.tukey)
+
+    @torch.no_grad()
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Store the mean and covariance of every new class, from its images as they are."""
+        features, labels = gaussians.collect(self.embed, data.plain())
+        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
+        self.means = torch.cat([self.means, means.to(self.means)])
+        if self.settings.covariance == "class":
+            self.covariances = torch.cat([self.covariances, covariances.to(self.covariances)])
+            self.covariance_of = torch.arange(task.seen, device=self.means.device)
+        else:
+            groups = torch.zeros(task.seen, dtype=torch.int64, device=self.means.device)
+            earlier = self.covariances.expand(task.first_class, -1, -1)
+            self.covariances = task_average(torch.cat([earlier, covariances.to(self.covariances)]), groups, 1)
+            self.covariance_of = groups
+        self.restored()
+
+    def restored(self) -> None:
+        """Have the classifier built anew when it is next asked for."""
+        self._classifier = None
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """Minus the squared distance to every class."""
+        if self._classifier is None:
+            settings, statistics = self.settings, self.statistics()
+            assert statistics is not None
+            self._classifier = classifiers.mahalanobis(
+                statistics, settings.shrink_diagonal, settings.shrink_rest, settings.normalise
+            )
+        return self._classifier(self.embed(images))

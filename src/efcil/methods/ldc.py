@@ -1,0 +1,83 @@
+"""LDC: class means carried along by a learned linear map, on top of LwF."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efcil.core import classifiers, gaussians, prototypes, transport
+from efcil.data.store import TaskImages
+from efcil.methods.base import Task
+from efcil.methods.lwf import LearningWithoutForgetting
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import option
+
+
+class LearnableDriftCompensation(LearningWithoutForgetting):
+    """Trains as LwF does and classifies by the nearest mean; a linear map, learned after each task, moves means."""
+
+    name = "ldc"
+    summary = "LwF with nearest class means, carried from task to task by a learned linear map"
+    family = "transport"
+    keeps = ("heads", "means")
+
+    @dataclass(frozen=True)
+    class Settings(LearningWithoutForgetting.Settings):
+        """The settings of LwF, and those of the map."""
+
+        map: str = option(
+            "learned",
+            "How the map is found: learned (Adam, LDC) or ridge (closed form, towards the identity).",
+            choices=("learned", "ridge"),
+        )
+        map_epochs: int = option(20, "Epochs in which the map is learned, each with views of its own (LDC).", minimum=1)
+        map_learning_rate: float = option(1e-3, "Learning rate of the map (LDC, Adam).", minimum=0)
+        map_batch_size: int = option(128, "Features in a step of learning the map.", minimum=1)
+        map_ridge: float = option(
+            0.01, "Pull of a ridge map towards the identity, in mean variances of a feature.", minimum=0
+        )
+        normalise: bool = option(True, "Compare features and means of unit length.")
+
+    settings: Settings
+    means: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        self.register_buffer("means", torch.zeros(0, network.feature_size))
+
+    @torch.no_grad()
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Carry the old means over, then add the new classes' means."""
+        if task.index > 0:
+            self.means = self._fit_map(data).points(self.means)
+        features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
+        means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
+        self.means = torch.cat([self.means, means.to(self.means)])
+        super().end_task(task, data)
+
+    def _fit_map(self, data: TaskImages) -> transport.AffineMap:
+        settings = self.settings
+        if settings.map == "ridge":
+            return transport.ridge_map(*self._pairs(data, 0), settings.map_ridge)
+        return transport.learned_map(
+            (self._pairs(data, epoch) for epoch in range(settings.map_epochs)),
+            self.network.feature_size,
+            learning_rate=settings.map_learning_rate,
+            batch_size=settings.map_batch_size,
+            device=self.means.device,
+        )
+
+    def _pairs(self, data: TaskImages, epoch: int) -> tuple[Tensor, Tensor]:
+        """Features of all images before and after the task, in one augmented view."""
+        assert self.teacher is not None
+        pairs = [(self.teacher.features(x), self.network.features(x)) for x, _ in data.augmented("drift", epoch)]
+        before, after = zip(*pairs, strict=True)
+        return torch.cat(before), torch.cat(after)
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """Minus the squared distance to every class mean."""
+        statistics = classifiers.ClassStatistics(self.means)
+        return classifiers.nearest_mean(statistics, self.settings.normalise)(self.network.features(images))

@@ -1,0 +1,202 @@
+"""SSRE: self-sustaining representation expansion, with the temperature and weights of the EFC paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from efcil.core import gaussians, prototypes
+from efcil.core.losses import cross_entropy, weighted_mean
+from efcil.data.store import TaskImages
+from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms
+from efcil.network.incremental import IncrementalNetwork
+from efcil.network.resnet import BasicBlock, ResNet
+from efcil.settings import Recipe, option
+
+
+class RepresentationExpansion(Method):
+    """Trains 1x1 adapters beside the 3x3 convolutions of a backbone that is otherwise frozen, and merges them in.
+
+    A 1x1 convolution beside a 3x3 one is the same as an addition to the centre of its kernel. So an adapter is a matrix
+    kept here while a task trains, the step computes with kernel + adapter, and merging is that addition made once.
+    """
+
+    name = "ssre"
+    summary = "1x1 adapters trained beside frozen convolutions and merged; old class means rehearsed"
+    family = "ssre"
+    trains_normalisation = False
+    plain_only = True
+    keeps = ("heads", "means")
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of SSRE. The sources disagree; the defaults are those of the EFC paper where it has any."""
+
+        distillation_weight: float = option(
+            10.0,
+            "Weight kappa of the feature distillation, a sum over the batch (EFC and SSRE papers; SSRE's code has 1).",
+            minimum=0,
+        )
+        replay_weight: float = option(10.0, "Weight of the old means' cross-entropy (EFC paper, SSRE).", minimum=0)
+        temperature: float = option(
+            1.0, "Temperature of both softmaxes (EFC paper; SSRE's code has 0.1).", minimum=1e-3
+        )
+        selection: str = option(
+            "soft",
+            "How an image's similarity s to the nearest old class mean divides it between learning and distillation: "
+            "soft, 1 - s and s (SSRE's code), or hard, all to the one side or the other of threshold (SSRE's paper).",
+            choices=("soft", "hard"),
+        )
+        threshold: float = option(0.8, "Similarity above which hard selection distils (SSRE's paper).", maximum=1)
+        detach: bool = option(
+            True, "Let no gradient through the similarities (PyCIL); SSRE's own code lets it through."
+        )
+        folded: bool = option(
+            True,
+            "Fold BatchNorm into the convolutions after the first task, so that adapters act behind it (SSRE's code); "
+            "off: adapters act before a BatchNorm that stays frozen (PyCIL). Only the adapters' scale differs.",
+        )
+
+    settings: Settings
+    means: Tensor
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        self.register_buffer("means", torch.zeros(0, network.feature_size))
+        self.adapters = nn.ParameterDict()
+        self.teacher: IncrementalNetwork | None = None
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        """Keep the network as the teacher, grow a head, freeze the backbone and put a zero adapter beside each 3x3."""
+        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
+        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        super().begin_task(task)
+        self.network.backbone.requires_grad_(False)
+        self.adapters = nn.ParameterDict(
+            {
+                _key(name): nn.Parameter(weight.new_zeros(weight.shape[:2]))
+                for name, weight in adapted_kernels(self.network.backbone)
+            }
+        )
+
+    def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
+        """The adapters, with the backbone's learning rate, and all heads."""
+        rate = recipe.learning_rate if recipe.backbone_learning_rate is None else recipe.backbone_learning_rate
+        adapters = {"params": list(self.adapters.values()), "learning_rate": rate}
+        return [adapters, *super().parameter_groups(recipe)]
+
+    def frozen(self, images: Tensor) -> dict[str, Tensor]:
+        """Features of the old network."""
+        assert self.teacher is not None
+        return {"features": self.teacher.features(images)}
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw old classes uniformly, with replacement."""
+        shape = (plan.steps, plan.batch_size)
+        return {"prototype_labels": torch.randint(len(self.means), shape, generator=generator, device=generator.device)}
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy and distillation, weighted image by image, and the cross-entropy of old class means."""
+        settings = self.settings
+        features, weight = self.features(batch.images), self.network.head_weight() / settings.temperature
+        similar = (functional.normalize(features, dim=1) @ functional.normalize(self.means, dim=1).T).amax(dim=1)
+        if settings.detach or settings.selection == "hard":
+            similar = similar.detach()
+        if settings.selection == "hard":
+            similar = (similar > settings.threshold).to(features.dtype)
+        errors = functional.cross_entropy(features @ weight.T, batch.labels, reduction="none")
+        moved = torch.linalg.vector_norm(features - batch.frozen["features"], dim=1)
+        labels = batch.draws["prototype_labels"]
+        return {
+            "current": weighted_mean((1.0 - similar) * errors),
+            "replay": settings.replay_weight * cross_entropy(self.means[labels] @ weight.T, labels),
+            "distillation": settings.distillation_weight * (similar * moved).sum(),
+        }
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features of the backbone with its adapters beside it."""
+        if not self.adapters:
+            return self.network.features(images)
+        kernels = {
+            f"backbone.{name}": weight + functional.pad(self.adapters[_key(name)][:, :, None, None], (1, 1, 1, 1))
+            for name, weight in adapted_kernels(self.network.backbone)
+        }
+        return functional_call(_Features(self.network), {f"network.{k}": v for k, v in kernels.items()}, (images,))
+
+    # -- the end of a task -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Merge the adapters (after the first task: fold BatchNorm), then store the new classes' means."""
+        if task.index == 0 and self.settings.folded:
+            fold_normalisation(self.network.backbone)
+        self.merge()
+        features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
+        means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
+        self.means = torch.cat([self.means, means.to(self.means)])
+        self.teacher = None
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Add the adapters to the centres of their kernels and remove them; features stay what they are."""
+        if self.adapters:
+            for name, weight in adapted_kernels(self.network.backbone):
+                weight[:, :, 1, 1] += self.adapters[_key(name)]
+        self.adapters = nn.ParameterDict()
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """Logits of all heads."""
+        return self.network.logits(self.features(images))
+
+
+class _Features(nn.Module):
+    """The network's features as a module's forward pass, which is what `functional_call` can replace weights in."""
+
+    def __init__(self, network: IncrementalNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network.features(images)
+
+
+def adapted_kernels(backbone: ResNet) -> list[tuple[str, nn.Parameter]]:
+    """Name and kernel of every 3x3 convolution inside the residual blocks; neither the stem nor the shortcuts."""
+    return [
+        (f"blocks.{index}.{layer}.weight", getattr(block, layer).weight)
+        for index, block in enumerate(backbone.blocks)
+        if isinstance(block, BasicBlock)
+        for layer in ("conv1", "conv2")
+    ]
+
+
+@torch.no_grad()
+def fold_normalisation(backbone: ResNet) -> None:
+    """Fold every BatchNorm (in eval mode) into the convolution before it; what is left of it only adds the bias.
+
+    W' = W g / sqrt(v + e), b' = b - m g / sqrt(v + e). The layers stay, so that a state fits any network of this kind.
+    """
+    modules = list(backbone.modules())
+    convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
+    norms = [module for module in modules if isinstance(module, nn.BatchNorm2d)]
+    for convolution, norm in zip(convolutions, norms, strict=True):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        convolution.weight.mul_(scale[:, None, None, None])
+        norm.bias.sub_(norm.running_mean * scale)
+        norm.weight.fill_(1.0)
+        norm.running_mean.zero_()
+        norm.running_var.fill_(1.0 - norm.eps)
+
+
+def _key(name: str) -> str:
+    """A parameter's name without dots, which the keys of a ParameterDict must not have."""
+    return name.replace(".", "_")

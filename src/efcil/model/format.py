@@ -1,0 +1,165 @@
+"""The model folder: a card as JSON and tensors as safetensors, checked before anything is made of them.
+
+    <folder>/
+      model.json                  the card (see card.py), a checksum, and name, size and SHA-256 of the tensor file
+      model-<digest>.safetensors  the method's state: network and statistics
+      partial/                    only while a task is unfinished: its state in the middle (see engine/checkpoint.py)
+
+docs/model-folder.md describes every field. Nothing in it is ever executed, and nothing is half-loaded: a folder gives
+the model that was saved, or a ModelError that says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from efcil import methods
+from efcil.engine import checkpoint
+from efcil.engine.checkpoint import CheckpointError, Damaged
+from efcil.errors import EfcilError
+from efcil.experiment.first_tasks import fresh_network
+from efcil.methods.base import Method
+from efcil.model import from_run
+from efcil.model.card import Card, ModelError, read_card
+
+STEM = "model"
+PARTIAL = "partial"
+_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL", torch.bfloat16: "BF16"}
+
+
+def exists(folder: Path) -> bool:
+    """Say whether a folder holds a model, damaged or not."""
+    return checkpoint.exists(folder, STEM)
+
+
+def is_run(folder: Path) -> bool:
+    """Say whether a folder holds the model of an experiment, which can be used but not taught."""
+    return not exists(folder) and checkpoint.exists(folder, from_run.STEM)
+
+
+def write(folder: Path, card: Card, tensors: Mapping[str, Tensor]) -> None:
+    """Save a model in place of the one that may be there; whoever is killed meanwhile leaves one of the two."""
+    checkpoint.write(folder, tensors, card.to_json(), STEM)
+
+
+def read(folder: Path) -> tuple[Card, Method]:
+    """Return card and method of a model folder, on the CPU."""
+    described, card = _describe(folder)
+    method = skeleton(card)
+    try:
+        _check_header(described.file, card, method)
+        tensors = checkpoint.read_described(described).tensors
+        restore(card, method, tensors)
+    except (EfcilError, OSError) as error:
+        raise _refused(folder, error) from None
+    return card, method
+
+
+def read_raw(folder: Path) -> tuple[Card, dict[str, Tensor]]:
+    """Return card and tensors of a model folder, whatever the tensors are called."""
+    described, card = _describe(folder)
+    try:
+        return card, checkpoint.read_described(described).tensors
+    except EfcilError as error:
+        raise _refused(folder, error) from None
+
+
+def skeleton(card: Card) -> Method:
+    """Return the untrained method that the card describes, with heads for all its classes."""
+    assert card.resolved.network is not None
+    network = fresh_network(card.resolved.network, card.settings.seed, torch.device("cpu"))
+    network.grow_to(card.task_sizes)
+    return methods.get(card.settings.method)(network, card.resolved.method)
+
+
+def restore(card: Card, method: Method, tensors: Mapping[str, Tensor]) -> None:
+    """Load tensors into a skeleton, and try it: tensors of the right names and shapes may still make no classifier."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ModelError(f"the tensor {name!r} holds values that are not finite")
+    try:
+        method.load_tensors(dict(tensors))
+        method.eval()
+        scores = method.scores(torch.zeros(1, 3, card.image_size, card.image_size))
+    except Exception as error:  # tensors from anywhere can make a method raise anything
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"its tensors do not fit its method ({type(error).__name__}: {reason})") from None
+    if scores.shape != (1, len(card.classes)):
+        raise ModelError(f"it knows {len(card.classes)} classes but scores {scores.shape[-1]}")
+
+
+def _describe(folder: Path) -> tuple[checkpoint.Description, Card]:
+    if is_run(folder):
+        try:
+            described = checkpoint.describe(folder, from_run.STEM)
+            return described, from_run.card_of_run(described.facts, described.file.stat().st_mtime)
+        except EfcilError as error:
+            raise _refused(folder, error) from None
+    if not exists(folder):
+        if checkpoint.exists(folder / PARTIAL):
+            raise ModelError(
+                f"{folder} has not finished its first task. Give the `efcil learn` command that began it again."
+            )
+        raise ModelError(f"{folder} is no model folder: it has no {STEM}.json. `efcil learn` makes one.")
+    try:
+        try:
+            described = checkpoint.describe(folder, STEM)
+        except Damaged:
+            # Somebody may have saved a new model between our reading the description and looking for its tensors.
+            described = checkpoint.describe(folder, STEM)
+        return described, read_card(described.facts)
+    except EfcilError as error:
+        raise _refused(folder, error) from None
+
+
+def _check_header(file: Path, card: Card, method: Method) -> None:
+    """Compare names, types and shapes of the stored tensors with what the method has, before any of them is read."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
+            found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+    except Exception as error:  # the library's own error, OSError, and whatever else a header can cause
+        raise Damaged(file, f"its header cannot be read: {error}") from None
+    expected = method.state_dict()
+    for name in expected:
+        if name not in found:
+            raise ModelError(f"the tensor {name!r} is missing")
+    for name, (dtype, shape) in found.items():
+        wanted = expected.get(name)
+        if wanted is None and not _belongs_to_a_list(method, name):
+            raise ModelError(f"it holds a tensor {name!r} that {card.settings.method} does not have")
+        if wanted is not None and (_DTYPES.get(wanted.dtype) != dtype or not _fits(shape, tuple(wanted.shape))):
+            raise ModelError(f"the tensor {name!r} is {dtype} of shape {shape} where {_words(wanted)} is expected")
+
+
+def _fits(shape: tuple[int, ...], template: tuple[int, ...]) -> bool:
+    """Say whether a shape is the template's; where that has a zero, the method grows and any number will do."""
+    same_rank = len(shape) == len(template)
+    return same_rank and all(want in (0, have) for have, want in zip(shape, template, strict=True))
+
+
+def _belongs_to_a_list(method: Method, name: str) -> bool:
+    """Say whether `name` is an entry of one of the method's own lists of parameters, which grow with its tasks."""
+    owner, _, last = name.rpartition(".")
+    own = isinstance(getattr(method, owner, None), nn.ParameterList) if owner.isidentifier() else False
+    return own and last.isdecimal() and len(last) < 7
+
+
+def _words(tensor: Tensor) -> str:
+    return f"{_DTYPES.get(tensor.dtype, tensor.dtype)} of shape {tuple(tensor.shape)}"
+
+
+def _refused(folder: Path, error: Any) -> ModelError:
+    if isinstance(error, Damaged):
+        return ModelError(
+            f"The model in {folder} is damaged: {error.file.name}: {error.reason}. Restore the folder from a copy."
+        )
+    if isinstance(error, CheckpointError):
+        return ModelError(str(error))
+    return ModelError(f"The model in {folder} cannot be used: {str(error).rstrip('.')}.")

@@ -1,0 +1,48 @@
+"""The model of a finished experiment (`runs/.../model`), read as a model of one's own. It cannot learn more classes."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from efcil import methods
+from efcil.data.augment import Normalisation
+from efcil.errors import EfcilError
+from efcil.model.card import Card, LearnedClass, ModelError, Visit, check_consistency
+from efcil.presets import presets
+from efcil.settings import Settings, method_settings, resolve
+
+#: What engine/checkpoint.py calls the state of a run.
+STEM = "state"
+
+
+def card_of_run(facts: Mapping[str, Any], written: float) -> Card:
+    """Return the card of a run's state, last written at the time `written`; see experiment/state.py for its facts."""
+    try:
+        card = _card(facts, datetime.datetime.fromtimestamp(written).astimezone().isoformat(timespec="seconds"))
+    except EfcilError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"it is not the state of a run ({type(error).__name__}: {error})") from None
+    check_consistency(card)
+    return card
+
+
+def _card(facts: Mapping[str, Any], date: str) -> Card:
+    cls = methods.get(str(facts["method"]))
+    dataset = facts["dataset"] if facts["dataset"] in presets() else "folder"
+    size, sizes = int(facts["image_size"]), [int(size) for size in facts["head_sizes"]]
+    settings = Settings(method=cls.name, dataset=dataset, image_size=size, network=facts["network"])
+    names = [str(name) for name in facts["class_names"][: sum(sizes)]]
+    tasks = [task for task, count in enumerate(sizes) for _ in range(count)]
+    return Card(
+        settings=settings,
+        resolved=replace(resolve(settings, size), method=method_settings(cls, facts["method_settings"])),
+        image_size=size,
+        normalisation=Normalisation(tuple(facts["normalisation"]["mean"]), tuple(facts["normalisation"]["std"])),
+        # A run does not keep how many images a class had.
+        classes=tuple(LearnedClass(name, task, 0, date) for name, task in zip(names, tasks, strict=True)),
+        visits=tuple(Visit("task", count, 0, date) for count in sizes),
+    )

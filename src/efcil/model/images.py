@@ -1,0 +1,249 @@
+"""Images and labels of every kind that people have them in, as uint8 arrays of one size.
+
+Images may be one uint8 array (N x H x W x C, or N x H x W for grey), one uint8 tensor (N x C x H x W), a folder, a
+torch dataset, or a sequence of files, PIL images, arrays (H x W x C or H x W) and tensors (C x H x W).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
+
+from efcil.data.decode import Encoded, Fit, decode_image, decode_into, fit_image, short_side
+from efcil.data.sources.listing import images_below, images_of_class, visible_folders
+from efcil.errors import DataError
+
+LARGEST_DEFAULT_SIZE = 224
+_SAMPLED_SIZES = 1000
+_HELD_OUT_NAMES = ("test", "val")
+
+
+class InputError(DataError, ValueError):
+    """Images or labels that cannot be learned from; a ValueError too, as scikit-learn's callers expect."""
+
+
+class Pictures:
+    """Images of any kind, turned into pixels piece by piece."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def natural_size(self) -> int:
+        """Return the side to bring the images to where none is asked for.
+
+        Arrays that are square already keep their size. Otherwise it is the median short side, rounded to a multiple of
+        8, because networks halve images several times. Never more than 224, which is what ImageNet networks see.
+        """
+        step = max(1, len(self) // _SAMPLED_SIZES)
+        sides = [_sides(self.items[index]) for index in range(0, len(self), step)]
+        shortest = [min(pair) for pair in sides]
+        if len(set(sides)) == 1 and sides[0][0] == sides[0][1] and isinstance(self.items, np.ndarray):
+            return min(LARGEST_DEFAULT_SIZE, shortest[0])
+        return min(LARGEST_DEFAULT_SIZE, max(8, round(float(np.median(shortest)) / 8) * 8))
+
+    def pixels(self, size: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Return the images from `start` to `stop` as uint8 of shape n x size x size x 3."""
+        stop = len(self) if stop is None else min(stop, len(self))
+        if isinstance(self.items, np.ndarray) and self.items.shape[1:] == (size, size, 3):
+            return self.items[start:stop]
+        result = np.empty((stop - start, size, size, 3), np.uint8)
+        items = [self.items[index] for index in range(start, stop)]
+        if all(isinstance(item, Path) for item in items):
+            decode_into(result, [Encoded(item, str(item)) for item in items], Fit(size, resize=True, orient=True))
+            return result
+        for place, item in enumerate(items):
+            result[place] = _pixels_of(item, size)
+        return result
+
+
+def gather(images: Any) -> Pictures:
+    """Return images whose labels, if they have any, do not matter; a folder gives everything below it."""
+    if isinstance(images, str | os.PathLike):
+        path = Path(images).expanduser()
+        if not path.exists():
+            raise InputError(f"{path} does not exist. Give a folder of images, or an image.")
+        return Pictures(_some(images_below(path) if path.is_dir() else [path], f"{path} holds no image."))
+    if isinstance(images, Dataset):
+        pairs = _list_of(images)
+        return Pictures(_some([pair[0] if isinstance(pair, tuple | list) else pair for pair in pairs]))
+    return Pictures(_some(_array_or_list(images)))
+
+
+def gather_labelled(images: Any, labels: Any = None) -> tuple[Pictures, list[Hashable]]:
+    """Return images and their labels, which folders (by the names of their class folders) and datasets bring along."""
+    if isinstance(images, str | os.PathLike):
+        _refuse_labels(labels, "a folder's class folders name its labels")
+        paths, names = class_folders(Path(images).expanduser())
+        return Pictures(paths), list(names)
+    if isinstance(images, Dataset):
+        _refuse_labels(labels, "the dataset brings its own")
+        pairs = _list_of(images)
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise InputError("The dataset must give (image, label) pairs, but some of its items are none.")
+        return Pictures(_some([pair[0] for pair in pairs])), plain_labels([pair[1] for pair in pairs])
+    if labels is None:
+        raise InputError("These images come without labels, and the classifier requires y to be passed: give labels.")
+    found, plain = Pictures(_some(_array_or_list(images))), plain_labels(labels)
+    if len(found) != len(plain):
+        raise InputError(
+            f"There are {len(found)} images but {len(plain)} labels (inconsistent numbers of samples). "
+            "Give one label per image."
+        )
+    return found, plain
+
+
+def class_folders(folder: Path, held_out: bool = False) -> tuple[list[Path], list[str]]:
+    """Return the images of a folder with one sub-folder per class, and the class of each.
+
+    Where there is a train/ beside a test/ or val/, or alone, it holds the class folders. `held_out` asks for those of
+    test/ or val/ instead; there may be none.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder. Give one that has a sub-folder with images for every class.")
+    names = [child.name for child in visible_folders(folder)]
+    beside = next((folder / name for name in _HELD_OUT_NAMES if name in names), None)
+    split = "train" in names and (beside is not None or names == ["train"])
+    if held_out:
+        if not split or beside is None:
+            return [], []
+        root = beside
+    else:
+        root = folder / "train" if split else folder
+    paths: list[Path] = []
+    labels: list[str] = []
+    for child in visible_folders(root):
+        found = images_of_class(child)
+        paths += found
+        labels += [child.name] * len(found)
+    if not paths:
+        raise InputError(f"{root} has no sub-folder with images. Put the images of every class into one of its own.")
+    return paths, labels
+
+
+def plain_labels(labels: Any) -> list[Hashable]:
+    """Return labels as plain Python values: numpy and torch scalars become numbers, text or booleans."""
+    if isinstance(labels, np.ndarray | torch.Tensor) and labels.ndim != 1:
+        raise InputError(f"Labels must be one per image, but theirs is an array of shape {tuple(labels.shape)}.")
+    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+        raise InputError(f"Labels must be a sequence with one label per image, not {labels!r}.")
+    return [_plain_label(label) for label in labels]
+
+
+def _plain_label(label: Any) -> Hashable:
+    if isinstance(label, np.generic | np.ndarray | torch.Tensor) and getattr(label, "ndim", 0) == 0:
+        label = label.item()
+    if isinstance(label, float) and not math.isfinite(label):
+        raise InputError(f"A label is {label} (labels must not contain NaN or infinity). Leave out images without one.")
+    try:
+        hash(label)
+    except TypeError:
+        raise InputError(
+            f"The label {label!r} is not hashable, so classes cannot be told apart by it. Use text, numbers or tuples."
+        ) from None
+    return label
+
+
+# -- kinds of images -------------------------------------------------------------------------------------------------
+
+
+def _array_or_list(images: Any) -> Any:
+    if isinstance(images, torch.Tensor):
+        if images.ndim != 4 or images.shape[1] not in (1, 3, 4):
+            raise InputError(f"A tensor of images is N x C x H x W; this one has shape {tuple(images.shape)}.")
+        images = images.detach().cpu().permute(0, 2, 3, 1).numpy()
+    if isinstance(images, np.ndarray) and images.dtype != object:
+        if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)):
+            raise InputError(
+                f"An array of images is N x H x W x C, or N x H x W for grey ones; this one has shape {images.shape}. "
+                "Reshape your data to images."
+            )
+        _refuse_other_types(images.dtype)
+        return images
+    if isinstance(images, Image.Image):
+        raise InputError("A single image was given where several are expected. Put it into a list: [image].")
+    if not isinstance(images, Iterable):
+        raise InputError(f"Images cannot be read from a {type(images).__name__}. Give an array, a list or a folder.")
+    return [Path(item).expanduser() if isinstance(item, str | os.PathLike) else item for item in images]
+
+
+def _list_of(images: Any) -> list[Any]:
+    if isinstance(images, IterableDataset):
+        return list(images)
+    return [images[index] for index in range(len(images))]
+
+
+def _some(items: Any, message: str = "No image was given.") -> Any:
+    if len(items) == 0:
+        raise InputError(f"{message} At least 1 image (a minimum of 1 sample) is required.")
+    return items
+
+
+def _refuse_labels(labels: Any, reason: str) -> None:
+    if labels is not None:
+        raise InputError(f"Labels were given, but {reason}. Leave them out.")
+
+
+def _refuse_other_types(kind: np.dtype[Any]) -> None:
+    if kind != np.uint8:
+        raise InputError(
+            f"Pixels must be whole numbers from 0 to 255 (uint8), but these are {kind}, whose range is not known. "
+            "Scale them to 0..255 and convert: images.astype(numpy.uint8)."
+        )
+
+
+def _sides(item: Any) -> tuple[int, int]:
+    if isinstance(item, Path):
+        side = short_side(Encoded(item, str(item)))
+        return side, side
+    if isinstance(item, Image.Image):
+        return item.size
+    height, width = _array(item).shape[:2]
+    return height, width
+
+
+def _pixels_of(item: Any, size: int) -> np.ndarray:
+    if isinstance(item, Path):
+        return decode_image(Encoded(item, str(item)), Fit(size, resize=True, orient=True))
+    if isinstance(item, Image.Image):
+        return fit_image(item, Fit(size, resize=True, orient=True))
+    array = _array(item)
+    if array.shape == (size, size, 3):
+        return array
+    image = Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))
+    return fit_image(image, Fit(size, resize=image.size != (size, size)))
+
+
+def _array(item: Any) -> np.ndarray:
+    """Return one image as a uint8 array H x W or H x W x C."""
+    array: Any = item
+    if isinstance(item, torch.Tensor):
+        array = item.detach().cpu().numpy()
+        array = np.moveaxis(array, 0, 2) if array.ndim == 3 else array
+    if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or array.shape[2:] not in ((), (1,), (3,), (4,)):
+        shape = f" of shape {array.shape}" if isinstance(array, np.ndarray) else ""
+        raise InputError(
+            f"A {type(item).__name__}{shape} is no image. Images are files, PIL images, arrays H x W x C or H x W, or "
+            "tensors C x H x W."
+        )
+    _refuse_other_types(array.dtype)
+    return array
+
+
+def sorted_classes(labels: Sequence[Hashable]) -> list[Hashable]:
+    """Return the distinct labels, sorted where they can be, else in the order in which they first occur."""
+    distinct = list(dict.fromkeys(labels))
+    try:
+        return sorted(distinct)  # type: ignore[type-var]
+    except TypeError:
+        return distinct

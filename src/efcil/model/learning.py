@@ -1,0 +1,217 @@
+"""Teaching a model: a task of new classes, taken up where it was interrupted, or more images of known classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import efcil
+from efcil import methods
+from efcil.engine import checkpoint
+from efcil.engine.checkpoint import CheckpointError, TaskKeeper
+from efcil.engine.first_task import FirstTask
+from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.progress import Progress
+from efcil.engine.trainer import Position, Trainer
+from efcil.experiment import hardware
+from efcil.experiment.first_tasks import fresh_network, trained_network
+from efcil.methods.base import Method, Task
+from efcil.model.card import LearnedClass, ModelError, Visit, encode_label, now
+from efcil.model.format import PARTIAL
+from efcil.model.images import InputError, sorted_classes
+from efcil.model.model import Model
+from efcil.model.more import learn_more
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Where the middle of a task is saved: after every so many steps, every five minutes, and when asked to stop."""
+
+    folder: Path
+    stop: StopRequest
+    steps: int | None = None
+    say: Callable[[str], None] = print
+
+
+def learn(
+    model: Model,
+    pixels: np.ndarray,
+    labels: Sequence[Hashable],
+    *,
+    more: bool = False,
+    progress: Progress | None = None,
+    keep: Keep | None = None,
+) -> None:
+    """Teach the model the classes of these images as its next task, or, with `more`, improve those it knows.
+
+    The model changes only when everything has succeeded. With `keep`, an interrupted task goes on where it was when
+    the same images are given again.
+    """
+    if not methods.get(model.card.settings.method).exemplar_free:
+        raise ModelError(f"Method {model.card.settings.method} does not learn visit by visit. Begin another model.")
+    given = sorted_classes(labels)
+    known = [label for label in given if label in set(model.card.labels)]
+    if more:
+        if keep is not None and checkpoint.exists(keep.folder):
+            raise ModelError(
+                "The model is in the middle of learning new classes. Give the command that was interrupted again to go "
+                "on, or add --discard to throw the unfinished task away."
+            )
+        _refuse_unknown([label for label in given if label not in set(model.card.labels)])
+    elif known:
+        raise ModelError(
+            f"The model knows {_names(known)} already. New classes must have new names; if these are more images of "
+            "known classes, say so: more=True in Python, --more on the command line."
+        )
+    elif len(labels) < 2:
+        raise InputError("A task of 1 image (n_samples = 1) cannot be learned from. Give at least two.")
+    with hardware.switches(model.execution, deterministic=False), model.execution.stream():
+        if more:
+            learn_more(model, pixels, labels)
+        else:
+            _learn_task(model, pixels, labels, given, progress, keep)
+
+
+def discard(folder: Path) -> None:
+    """Throw away the unfinished task of a model folder, if there is one."""
+    checkpoint.remove(folder / PARTIAL)
+
+
+# -- a task of new classes -------------------------------------------------------------------------------------------
+
+
+def _learn_task(
+    model: Model,
+    pixels: np.ndarray,
+    labels: Sequence[Hashable],
+    new: list[Hashable],
+    progress: Progress | None,
+    keep: Keep | None,
+) -> None:
+    card, resolved = model.card, model.card.resolved
+    index, first_class = len(card.task_sizes), len(card.classes)
+    place = {label: first_class + number for number, label in enumerate(new)}
+    numbers = np.array([place[label] for label in labels], np.int64)
+    recipe = resolved.first_task if index == 0 else resolved.later
+    task = Task(index, first_class, len(new), card.settings.seed, recipe.batch_size)
+    data = model.task_images(pixels, numbers, f"task{index}")
+    assert resolved.network is not None
+    learner: Method
+    if index == 0:
+        network = fresh_network(resolved.network, card.settings.seed, model.execution.device)
+        learner = FirstTask(network, task, recipe.rotations)
+    else:
+        learner = model.twin()
+        learner.begin_task(task)
+    model.execution.equip(learner)
+    trainer = Trainer(learner, data, task, recipe, model.execution)
+    _train(trainer, progress, _Journal(model, new, pixels, labels, keep) if keep is not None else None)
+    learner.eval()
+    if index == 0:
+        state = {name: value.detach().clone() for name, value in learner.network.state_dict().items()}
+        network = trained_network(resolved.network, card.settings.seed, model.execution.device, state)
+        learner = methods.get(card.settings.method)(network, resolved.method).to(model.execution.device)
+        model.execution.equip(learner)
+        learner.eval()
+    learner.end_task(task, data)
+    date = now()
+    counts = np.bincount(numbers - first_class, minlength=len(new))
+    learned = tuple(LearnedClass(name, index, int(n), date) for name, n in zip(new, counts, strict=True))
+    visit = Visit("task", len(new), len(labels), date)
+    model.adopt(learner)
+    model.card = replace(card, classes=card.classes + learned, visits=(*card.visits, visit))
+
+
+def _train(trainer: Trainer, progress: Progress | None, journal: _Journal | None) -> None:
+    position = journal.resume(trainer) if journal is not None else None
+    if progress is not None:
+        progress.begin_task(trainer.task.index, trainer.recipe.epochs, position.epoch if position is not None else 0)
+    keeper = journal.keeper() if journal is not None else None
+    trainer.run(position, None if progress is None else progress.epoch, keeper)
+
+
+class _Journal:
+    """The middle of a task on disk: what it says, when it is written, and whether it belongs to this very task."""
+
+    def __init__(
+        self, model: Model, new: list[Hashable], pixels: np.ndarray, labels: Sequence[Hashable], keep: Keep
+    ) -> None:
+        self.model = model
+        self.new = new
+        self.keep = keep
+        # As it will be read back: tuples are lists by then.
+        encoded = [encode_label(label) for label in new]
+        order = {label: number for number, label in enumerate(new)}
+        digest = hashlib.sha256(np.array([order[label] for label in labels], np.int64).tobytes())
+        digest.update(np.ascontiguousarray(pixels).data)
+        facts = {
+            "task": {"card": model.card.to_json(), "classes": encoded, "images": digest.hexdigest()},
+            "execution": hardware.describe(model.execution, deterministic=False) | {"efcil": efcil.__version__},
+        }
+        self.facts: dict[str, Any] = json.loads(json.dumps(facts))
+
+    def keeper(self) -> TaskKeeper:
+        """Return what saves the task while it trains."""
+
+        def facts(position: Position) -> dict[str, Any]:
+            return self.facts | {"position": dataclasses.asdict(position)}
+
+        def stopped(position: Position) -> Interrupted:
+            return Interrupted(
+                f"Stopped in epoch {position.epoch + 1}, after step {position.step}; that state is saved in "
+                f"{self.keep.folder}. Give the same command again to go on."
+            )
+
+        return TaskKeeper(self.keep.folder, facts, self.keep.stop, stopped, self.keep.steps)
+
+    def resume(self, trainer: Trainer) -> Position | None:
+        """Put the middle of the task back where there is one; one of another task is not thrown away."""
+        folder, say = self.keep.folder, self.keep.say
+        if not checkpoint.exists(folder):
+            return None
+        try:
+            saved = checkpoint.read_and_tidy(folder)
+            if saved.facts["task"]["card"]["visits"] != self.facts["task"]["card"]["visits"]:
+                return None  # that task was finished, and the process killed just before it could remove this
+            if saved.facts["task"] != self.facts["task"]:
+                raise ModelError(self._other(saved.facts["task"]))
+            if saved.facts["execution"] != self.facts["execution"]:
+                say("The task was under way with another device, precision or version of efcil; it begins anew.")
+                return None
+            position = Position(**saved.facts["position"])
+            checkpoint.restore_training(trainer, saved.tensors)
+        except (CheckpointError, KeyError, TypeError) as error:
+            say(f"The unfinished task in {folder} cannot be gone on with ({error}); it begins anew.")
+            return None
+        say(f"going on in epoch {position.epoch + 1}, after step {position.step}")
+        return position
+
+    def _other(self, task: dict[str, Any]) -> str:
+        names = _names(task["classes"])
+        different = "other images" if task["classes"] == self.facts["task"]["classes"] else "other classes"
+        if task["images"] == self.facts["task"]["images"] and different == "other images":
+            different = "other settings"
+        return (
+            f"The model is in the middle of learning {names}, and this command has {different}. Give the command that "
+            "was interrupted again to go on, or add --discard to throw the unfinished task away."
+        )
+
+
+def _refuse_unknown(labels: list[Hashable]) -> None:
+    if labels:
+        raise ModelError(
+            f"The model does not know {_names(labels)}, so there cannot be more images of it. Learn new classes first, "
+            "without more=True (--more)."
+        )
+
+
+def _names(labels: Sequence[Any], most: int = 5) -> str:
+    shown = ", ".join(str(label) for label in labels[:most])
+    return shown if len(labels) <= most else f"{shown} and {len(labels) - most} others"

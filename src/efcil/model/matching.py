@@ -1,0 +1,166 @@
+"""Whether a stored tensor is, or contains, an image: every stored row against images, resized images and patches.
+
+A row of k numbers is compared with everything that has k numbers: the images resized to s x s pixels (3 s^2 numbers in
+colour, s^2 in grey) and patches of s x s pixels, as pixel values and normalised, channels first and last. The measure
+is the absolute normalised cross-correlation, which no shift or scale of the values can hide.
+
+Long rows hardly correlate with anything by chance, short ones do; so each row's best correlation with the training
+images is held against its best with other images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+SHORTEST_ROW = 48
+LARGEST_SIDE = 64
+MOST_PATCHES = 50_000
+PIECE_NUMBERS = 1 << 24
+#: A row matches when its correlation with a training image is at least this, and at most a quarter as far from 1 as its
+#: best correlation with other images; or when it is one in all but rounding, and too long for that to be chance.
+MATCH, CLOSER, EXACT, LONG_ROW = 0.9, 4.0, 0.999, 192
+
+
+@dataclass(frozen=True)
+class Match:
+    """The best correlation of a tensor's rows with training images, and the same row's with other images."""
+
+    tensor: str
+    row: int
+    numbers: int
+    compared_with: str
+    image: int
+    correlation: float
+    unrelated: float
+
+    @property
+    def found(self) -> bool:
+        """Whether the row must be taken for an image."""
+        closer = 1.0 - self.correlation <= (1.0 - self.unrelated) / CLOSER
+        exact = self.correlation >= EXACT and self.numbers >= LONG_ROW
+        return exact or (self.correlation >= MATCH and closer)
+
+
+def match(tensors: Mapping[str, Tensor], training: np.ndarray, others: np.ndarray, constants: Constants) -> list[Match]:
+    """Compare stored tensors with training images and with others (uint8 N x size x size x 3): best match per tensor.
+
+    `constants` are the factor and summand per channel that normalise pixel values.
+    """
+    limit = max(LARGEST_SIDE, 2 * training.shape[1])
+    best: dict[str, Match] = {}
+    for numbers, rows in _rows_by_length(tensors, limit).items():
+        stacked = _standardise(torch.cat([values for _, values in rows]))
+        here, where, what = _best(stacked, training, numbers, constants)
+        there, _, _ = _best(stacked, others, numbers, constants)
+        start = 0
+        for name, values in rows:
+            part = slice(start, start + len(values))
+            start += len(values)
+            # The row that stands out most from its own chance level, which is not always the one that correlates most.
+            found = [
+                Match(name, row, numbers, what[place], int(where[place]), float(here[place]), float(there[place]))
+                for row, place in enumerate(range(part.start, part.stop))
+            ]
+            chosen = max(found, key=lambda one: (one.found, one.correlation))
+            if name not in best or (chosen.found, chosen.correlation) > (best[name].found, best[name].correlation):
+                best[name] = chosen
+    return sorted(best.values(), key=lambda one: (not one.found, -one.correlation))
+
+
+Constants = tuple[Sequence[float], Sequence[float]]
+
+
+def scrambled(images: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return images with the same spectrum and random phases: as smooth as the originals, and unrelated to them."""
+    draw = np.random.default_rng(seed)
+    size = images.shape[1]
+    spectrum = np.fft.fft2(images.astype(np.float64), axes=(1, 2))
+    # The phases of real noise, one set for all channels, keep the result real.
+    phases = np.angle(np.fft.fft2(draw.standard_normal((len(images), size, size, 1)), axes=(1, 2)))
+    mean = spectrum[:, :1, :1].copy()
+    turned = spectrum * np.exp(1j * phases)
+    turned[:, :1, :1] = mean
+    return np.clip(np.fft.ifft2(turned, axes=(1, 2)).real, 0, 255).astype(np.uint8)
+
+
+def _rows_by_length(tensors: Mapping[str, Tensor], limit: int) -> dict[int, list[tuple[str, Tensor]]]:
+    """Return every way to read a tensor as rows whose length is that of a square image or patch, by length."""
+    found: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        for numbers in {math.prod(tensor.shape[place:]) for place in range(tensor.dim() + 1)}:
+            if numbers >= SHORTEST_ROW and tensor.numel() and _sides(numbers, limit):
+                found.setdefault(numbers, []).append((name, tensor.reshape(-1, numbers).float()))
+    return found
+
+
+def _sides(numbers: int, limit: int) -> list[tuple[int, int]]:
+    """Return (side, channels) of the square images that have so many numbers."""
+    options = [(math.isqrt(numbers // channels), channels) for channels in (1, 3)]
+    return [(side, c) for side, c in options if side * side * c == numbers and side <= limit]
+
+
+def _best(rows: Tensor, images: np.ndarray, numbers: int, constants: Constants) -> tuple[Tensor, Tensor, list[str]]:
+    """Return every standardised row's best correlation, the image it is with, and what was made of that image."""
+    best = torch.zeros(len(rows))
+    where = torch.zeros(len(rows), dtype=torch.int64)
+    what = [""] * len(rows)
+    limit = max(LARGEST_SIDE, 2 * images.shape[1])
+    for side, channels in _sides(numbers, limit):
+        for words, indices, squares in _squares(images, side, PIECE_NUMBERS // max(len(rows), 3 * side * side)):
+            for vectors in _layouts(squares, channels, constants):
+                value, place = (rows @ _standardise(vectors).T).abs().max(dim=1)
+                better = value > best
+                best = torch.where(better, value, best)
+                where = torch.where(better, indices[place], where)
+                for row in better.nonzero().flatten().tolist():
+                    what[row] = words
+    return best, where, what
+
+
+def _squares(images: np.ndarray, side: int, most: int) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield (words, which image, pixels M x 3 x side x side) of the resized images and of their patches, M <= most."""
+    size = images.shape[1]
+    step = max(1, min(most, PIECE_NUMBERS // (3 * size * size)))
+    for start in range(0, len(images), step):
+        pixels = torch.from_numpy(np.ascontiguousarray(images[start : start + step])).permute(0, 3, 1, 2).float()
+        indices = torch.arange(start, start + len(pixels))
+        resized = functional.interpolate(pixels, (side, side), mode="bilinear", antialias=True, align_corners=False)
+        yield ("an image" if side == size else f"an image resized to {side} x {side}"), indices, resized
+    if side >= size:
+        return
+    corners = range(0, size - side + 1, max(1, side // 4))
+    places = [(image, top, left) for image in range(len(images)) for top in corners for left in corners]
+    if len(places) > MOST_PATCHES:
+        chosen = np.random.default_rng(0).choice(len(places), MOST_PATCHES, replace=False)
+        places = [places[index] for index in np.sort(chosen)]
+    step = max(1, most)
+    for start in range(0, len(places), step):
+        part = places[start : start + step]
+        patches = np.stack([images[image, top : top + side, left : left + side] for image, top, left in part])
+        indices = torch.tensor([image for image, _, _ in part])
+        yield f"a patch of {side} x {side}", indices, torch.from_numpy(patches).permute(0, 3, 1, 2).float()
+
+
+def _layouts(pixels: Tensor, channels: int, constants: Constants) -> Iterator[Tensor]:
+    """Yield the ways in which M images may lie in memory, as M x numbers."""
+    if channels == 1:
+        yield pixels.mean(dim=1).flatten(1)
+        return
+    factor, summand = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in constants)
+    for values in (pixels, pixels * factor + summand):
+        yield values.flatten(1)
+        yield values.permute(0, 2, 3, 1).flatten(1)
+
+
+def _standardise(rows: Tensor) -> Tensor:
+    """Return rows of mean 0 and length 1; rows without variation become zero."""
+    centred = rows - rows.mean(dim=1, keepdim=True)
+    length = centred.norm(dim=1, keepdim=True)
+    return torch.where(length > 1e-6 * rows.abs().amax(dim=1, keepdim=True), centred / length.clamp(min=1e-30), 0.0)

@@ -1,0 +1,96 @@
+"""How well training images can be told from others by what a model stores: membership inference, as a ROC AUC."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from efcil.core import classifiers
+from efcil.model.model import Model, probabilities
+
+#: Shrinkage of the class covariances; small, because an attacker wants the training images' own directions.
+SHRINKAGE = 0.01
+_TWO_SIDED_95 = 1.959964
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One attack: how it scores an image, its AUC (0.5: it can tell nothing) and the 95 % confidence interval."""
+
+    attack: str
+    auc: float
+    low: float
+    high: float
+    members: int
+    others: int
+
+
+def membership(
+    model: Model, training: tuple[np.ndarray, Sequence[Hashable]], others: tuple[np.ndarray, Sequence[Hashable]]
+) -> list[Membership]:
+    """Attack the model with images it was trained on and images it was not; both as pixels and labels.
+
+    Images of classes the model does not know are left out.
+    """
+    results = []
+    for attack, score in (("class statistics", _density), ("scores", _confidence)):
+        sides = [_known(model, *images) for images in (training, others)]
+        if any(len(labels) == 0 for _, labels in sides):
+            return []
+        values = [score(model, pixels, labels) for pixels, labels in sides]
+        if values[0] is not None and values[1] is not None:
+            auc = roc_auc(values[0], values[1])
+            low, high = interval(auc, min(len(values[0]), len(values[1])))
+            results.append(Membership(attack, auc, low, high, len(values[0]), len(values[1])))
+    return results
+
+
+def roc_auc(members: np.ndarray, others: np.ndarray) -> float:
+    """Return the probability that a member scores higher than another image; ties count half."""
+    order = np.sort(others)
+    below = np.searchsorted(order, members, side="left")
+    not_above = np.searchsorted(order, members, side="right")
+    return float((below + not_above).mean() / (2 * len(others)))
+
+
+def interval(auc: float, count: int) -> tuple[float, float]:
+    """Return a 95 % confidence interval of an AUC from samples of which the smaller has `count` images.
+
+    The variance of an AUC is at most AUC (1 - AUC) / count, whatever the distributions, which is that of a proportion;
+    so Wilson's interval for a proportion applies, and is on the safe side. It also has a width where the AUC is 1.
+    """
+    square = _TWO_SIDED_95**2 / count
+    centre = (auc + square / 2) / (1 + square)
+    half = math.sqrt(auc * (1 - auc) * square + square**2 / 4) / (1 + square)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _known(model: Model, pixels: np.ndarray, labels: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
+    place = {label: number for number, label in enumerate(model.card.labels)}
+    numbers = np.array([place.get(label, -1) for label in labels], np.int64)
+    return pixels[numbers >= 0], numbers[numbers >= 0]
+
+
+@torch.no_grad()
+def _density(model: Model, pixels: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
+    """Log-density of an image's features under its class's stored Gaussian, or minus the distance from its mean."""
+    method = model.ready
+    statistics = method.statistics()
+    if statistics is None:
+        return None
+    if statistics.covariances is None:
+        scores = classifiers.nearest_mean(statistics)
+    else:
+        scores = classifiers.bayes(statistics, SHRINKAGE)
+    values = model.by_pieces(pixels, lambda images: scores(method.embed(images)))
+    return values[np.arange(len(labels)), labels]
+
+
+def _confidence(model: Model, pixels: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Log-probability of an image's own class."""
+    chances = probabilities(model.scores(pixels))
+    return np.log(np.maximum(chances[np.arange(len(labels)), labels], 1e-300))

@@ -1,0 +1,199 @@
+"""A model in memory: its card, its method, and the machine it works on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from efcil import methods
+from efcil.data.augment import Normalisation, make_augmentation
+from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD
+from efcil.data.store import TaskImages
+from efcil.errors import SettingsError
+from efcil.experiment.hardware import choose_execution
+from efcil.methods.base import Method
+from efcil.model import format
+from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError
+from efcil.settings import Settings, resolve, validate
+from efcil.settings.resolution import split_overrides
+
+PIECE_BYTES = 1 << 24
+LARGEST_PIECE = 128
+#: Settings that are decided with the first task.
+_FIXED = ("method", "dataset", "seed", "network", "augmentation", "image_size")
+
+
+class Model:
+    """A classifier of images that can learn more classes. `learn` in learning.py is what teaches it."""
+
+    def __init__(self, card: Card, method: Method | None = None, device: str = "auto") -> None:
+        self.card = card
+        self.execution = choose_execution(replace(card.settings, device=device))
+        self._device = device
+        self.method = method
+        if method is not None:
+            self.adopt(method)
+
+    @classmethod
+    def create(cls, settings: Settings, image_size: int) -> Model:
+        """Return a model that knows no class yet, for images of a size."""
+        settings = checked(settings)
+        if not methods.get(settings.method).exemplar_free:
+            raise SettingsError(
+                f"Method {settings.method} learns all classes at once and keeps their images, so it cannot learn visit "
+                "by visit. Choose another one; see `efcil methods`."
+            )
+        if image_size > LARGEST_IMAGE:
+            raise SettingsError(f"Images of {image_size} pixels are too large; the limit is {LARGEST_IMAGE}.")
+        kept = {name: getattr(settings, name) for name in KEPT_SETTINGS}
+        card = Card(
+            settings=Settings(**kept),
+            resolved=resolve(settings, image_size),
+            image_size=image_size,
+            normalisation=Normalisation(IMAGENET_MEAN, IMAGENET_STD),
+        )
+        return cls(card, device=settings.device)
+
+    @classmethod
+    def load(cls, folder: Path | str, device: str = "auto") -> Model:
+        """Return the model of a folder."""
+        card, method = format.read(Path(folder).expanduser())
+        return cls(card, method, device)
+
+    def save(self, folder: Path | str) -> None:
+        """Write the model to a folder, in place of the one that may be there."""
+        format.write(Path(folder).expanduser(), self.card, self.tensors())
+
+    def adopt(self, method: Method) -> None:
+        """Make `method` the one that the model uses, on the model's device."""
+        self.method = method.to(self.execution.device)
+        self.execution.equip(self.method)
+        self.method.eval()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything the model stores."""
+        return self.ready.state_dict()
+
+    @property
+    def ready(self) -> Method:
+        """The method, once there is one."""
+        if self.method is None:
+            raise ModelError("The model has not learned any class yet. Let it learn some first.")
+        return self.method
+
+    def change(self, settings: Settings) -> None:
+        """Follow other settings from the next task on; what the first task has decided cannot change."""
+        present = self.card.settings
+        methods.get(settings.method)
+        for name in _FIXED:
+            before, wanted = getattr(present, name), getattr(settings, name)
+            settled = {
+                "image_size": self.card.image_size,
+                "network": self.card.resolved.network,
+                "augmentation": self.card.resolved.augmentation,
+            }.get(name, before)
+            if wanted not in (before, settled):
+                raise ModelError(
+                    f"This model was begun with {name} = {settled}, which cannot become {wanted} any more. Leave it as "
+                    "it is, or begin a new model."
+                )
+        settings = checked(settings)
+        if split_overrides(settings)[0] != split_overrides(present)[0]:
+            raise ModelError(
+                f"The settings of the method ({present.method}) are decided with the first task and cannot change. "
+                "Leave them as they are, or begin a new model."
+            )
+        # Only what differs is changed: a preset that has become another one since must not change an old model.
+        before, after = (resolve(each, self.card.image_size).later for each in (present, settings))
+        changed = {
+            field.name: getattr(after, field.name)
+            for field in dataclasses.fields(after)
+            if getattr(after, field.name) != getattr(before, field.name)
+        }
+        later = replace(self.card.resolved.later, **changed)
+        fixed = {name: getattr(present, name) for name in _FIXED}
+        kept = {name: getattr(settings, name) for name in KEPT_SETTINGS} | fixed
+        self.card = replace(self.card, settings=Settings(**kept), resolved=replace(self.card.resolved, later=later))
+        if settings.device != self._device or settings.precision != present.precision:
+            self._device = settings.device
+            self.execution = choose_execution(replace(self.card.settings, device=settings.device))
+            if self.method is not None:
+                self.adopt(self.method)
+
+    # -- for learning ---------------------------------------------------------------------------------------------
+
+    def task_images(self, pixels: np.ndarray, numbers: np.ndarray, name: str) -> TaskImages:
+        """Return images to learn from, on the model's device; `numbers` are the places of their classes."""
+        assert self.card.resolved.augmentation is not None
+        return TaskImages(
+            pixels,
+            numbers,
+            augmentation=make_augmentation(self.card.resolved.augmentation),
+            normalisation=self.card.normalisation,
+            device=self.execution.device,
+            seed=self.card.settings.seed,
+            name=name,
+            dtype=self.execution.dtype,
+        )
+
+    def twin(self) -> Method:
+        """Return the method as it would come from the model's folder, so that going on from memory is the same."""
+        method = format.skeleton(self.card).to(self.execution.device)
+        method.load_tensors({name: value.detach().clone() for name, value in self.tensors().items()})
+        self.execution.equip(method)
+        return method.eval()
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    @property
+    def piece(self) -> int:
+        """How many images are scored at once; a function of their size alone, so that scores do not vary."""
+        return max(1, min(LARGEST_PIECE, PIECE_BYTES // (12 * self.card.image_size**2)))
+
+    @torch.no_grad()
+    def scores(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the scores (N, classes) of uint8 images N x size x size x 3."""
+        return self.by_pieces(pixels, self.ready.scores)
+
+    def by_pieces(self, pixels: np.ndarray, function: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """Return what a function of network input says of uint8 images, asked piece by piece."""
+        results = []
+        for start in range(0, len(pixels), self.piece):
+            part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + self.piece]))
+            images = part.to(self.execution.device).permute(0, 3, 1, 2)
+            results.append(function(self.card.normalisation(images, self.execution.dtype)).float().cpu().numpy())
+        return np.concatenate(results)
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle needs: the same as a model folder holds."""
+        tensors = None if self.method is None else {name: value.cpu() for name, value in self.tensors().items()}
+        return {"card": self.card, "tensors": tensors, "device": self._device}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        card, method = state["card"], None
+        if state["tensors"] is not None:
+            method = format.skeleton(card)
+            format.restore(card, method, state["tensors"])
+        self.__init__(card, method, state["device"])  # type: ignore[misc]
+
+
+def checked(settings: Settings) -> Settings:
+    """Check every name in the settings; return them with the types of the overrides settled."""
+    # As for a folder of images, whatever the preset: images come from anywhere and have any size.
+    return replace(validate(replace(settings, dataset="folder", data=".")), dataset=settings.dataset, data=None)
+
+
+def probabilities(scores: np.ndarray) -> np.ndarray:
+    """Return the softmax of scores (N, classes) in float64."""
+    shifted = scores.astype(np.float64)
+    shifted = np.exp(shifted - shifted.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)

@@ -1,0 +1,132 @@
+"""Classifiers on stored statistics against direct formulas, and which of them are possible."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from efcil.core import classifiers
+from efcil.core.classifiers import ClassStatistics
+from efcil.errors import SettingsError
+
+SIZE, CLASSES = 5, 4
+
+
+def statistics(shared: bool = False) -> ClassStatistics:
+    generator = torch.Generator().manual_seed(0)
+    means = 2.0 * torch.rand(CLASSES, SIZE, generator=generator, dtype=torch.float64)
+    roots = torch.randn(2 if shared else CLASSES, SIZE, SIZE, generator=generator, dtype=torch.float64)
+    covariances = roots @ roots.transpose(1, 2) / SIZE + 0.05 * torch.eye(SIZE, dtype=torch.float64)
+    return ClassStatistics(means, covariances, torch.tensor([0, 1, 1, 0]) if shared else None)
+
+
+def points() -> Tensor:
+    return torch.rand(30, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2.0
+
+
+def covariance_of(kept: ClassStatistics, label: int) -> Tensor:
+    covariances, groups = kept.spread()
+    return covariances[groups[label]]
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_nearest_mean(normalise: bool) -> None:
+    kept, features = statistics(), points()
+    scores = classifiers.nearest_mean(kept, normalise)(features)
+    unit = torch.nn.functional.normalize if normalise else (lambda x, dim: x)
+    torch.testing.assert_close(scores, -(torch.cdist(unit(features, dim=1), unit(kept.means, dim=1)) ** 2))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_mahalanobis_by_hand(shared: bool, normalise: bool) -> None:
+    kept, features = statistics(shared), points()
+    scores = classifiers.mahalanobis(kept, 2.0, 0.5, normalise)(features)
+    for label in range(CLASSES):
+        matrix = covariance_of(kept, label).clone()
+        off = ~torch.eye(SIZE, dtype=torch.bool)
+        variance, rest = matrix.diagonal().mean(), matrix[off].mean()
+        matrix[off] += 0.5 * rest
+        matrix += 2.0 * variance * torch.eye(SIZE)
+        mean = kept.means[label]
+        if normalise:
+            deviation = matrix.diagonal().sqrt()
+            matrix = matrix / torch.outer(deviation, deviation)
+            mean = mean / mean.norm()
+        for row, point in enumerate(features):
+            point = point / point.norm() if normalise else point
+            expected = -(point - mean) @ torch.linalg.inv(matrix) @ (point - mean)
+            torch.testing.assert_close(scores[row, label], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_bayes_is_the_gaussian_log_density_up_to_a_constant(shared: bool) -> None:
+    kept, features = statistics(shared), points()
+    scores = classifiers.bayes(kept, 0.2)(features)
+    expected = []
+    for label in range(CLASSES):
+        matrix = covariance_of(kept, label)
+        shrunk = 0.8 * matrix + 0.2 * matrix.diagonal().mean() * torch.eye(SIZE)
+        expected.append(MultivariateNormal(kept.means[label], shrunk).log_prob(features))
+    difference = scores - torch.stack(expected, dim=1)
+    torch.testing.assert_close(difference, difference[:1, :1].expand_as(difference), rtol=0, atol=1e-3)
+
+
+def test_lda_has_one_covariance_and_linear_borders() -> None:
+    kept = statistics(shared=True)
+    covariances, _ = kept.spread()
+    pooled = ClassStatistics(kept.means, (0.5 * covariances[0] + 0.5 * covariances[1]).expand(CLASSES, -1, -1))
+    features = points()
+    scores = classifiers.discriminant(kept)(features)
+    expected = classifiers.bayes(pooled)(features)
+    torch.testing.assert_close(scores - scores[:, :1], expected - expected[:, :1], rtol=0, atol=1e-3)
+    # Differences of scores are affine: they take the value of the middle in the middle.
+    margin = scores[:, 0] - scores[:, 1]
+    middle = classifiers.discriminant(kept)((features[:1] + features[1:2]) / 2)
+    torch.testing.assert_close(middle[0, 0] - middle[0, 1], (margin[0] + margin[1]) / 2, rtol=0, atol=1e-4)
+
+
+def test_ridge_is_that_of_samples_with_these_statistics() -> None:
+    generator = torch.Generator().manual_seed(2)
+    rows = [1.0 + c + torch.randn(50, SIZE, generator=generator, dtype=torch.float64) for c in range(CLASSES)]
+    covariances = torch.stack([torch.cov(row.T, correction=0) for row in rows])
+    kept = ClassStatistics(torch.stack([row.mean(dim=0) for row in rows]), covariances)
+    table, targets = torch.cat(rows), torch.eye(CLASSES).double().repeat_interleave(50, dim=0)
+    gram = table.T @ table
+    strength = 0.3 * gram.diagonal().mean()
+    weight = torch.linalg.solve(gram + strength * torch.eye(SIZE), table.T @ targets)
+    features = points()
+    torch.testing.assert_close(classifiers.ridge(kept, 0.3)(features), features @ (weight / weight.norm(dim=0)))
+
+
+@pytest.mark.parametrize("name", classifiers.CLASSIFIERS)
+def test_every_classifier_tells_well_separated_classes_apart(name: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    means = 4.0 * torch.eye(6)[:CLASSES] + 1.0
+    labels = torch.arange(200) % CLASSES
+    features = means[labels] + 0.3 * torch.randn(200, 6, generator=generator)
+    kept = ClassStatistics(means, 0.09 * torch.eye(6).expand(CLASSES, -1, -1))
+    scores = classifiers.CLASSIFIERS[name][1](kept)(features)
+    assert scores.shape == (200, CLASSES)
+    assert torch.equal(scores.argmax(dim=1), labels)
+
+
+@pytest.mark.parametrize("name", ["mahalanobis", "bayes"])
+def test_a_class_of_one_image_has_finite_scores(name: str) -> None:
+    kept = ClassStatistics(torch.rand(2, 4), torch.stack([torch.eye(4), torch.zeros(4, 4)]))
+    assert bool(torch.isfinite(classifiers.CLASSIFIERS[name][1](kept)(torch.rand(7, 4))).all())
+
+
+def test_what_is_possible_follows_from_what_is_kept() -> None:
+    assert classifiers.possible(("heads",)) == ("own", "heads")
+    assert classifiers.possible(("means",)) == ("own", "nearest-mean")
+    assert set(classifiers.possible(("heads", "means", "covariances"))) == set(classifiers.NAMES) - {"all"}
+    classifiers.check("all", "ewc", ("heads",))
+    with pytest.raises(SettingsError, match=r"'ewc' does not keep.*Possible with ewc: own, heads"):
+        classifiers.check("bayes", "ewc", ("heads",))
+    with pytest.raises(SettingsError, match="Did you mean 'mahalanobis'"):
+        classifiers.check("mahalonobis", "efc", ("means",))
+    with pytest.raises(SettingsError, match="covariances"):
+        classifiers.bayes(ClassStatistics(torch.zeros(2, 3)))

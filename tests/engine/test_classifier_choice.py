@@ -1,0 +1,78 @@
+"""Which classifier a run is evaluated with: a choice that training does not depend on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from efcil.errors import SettingsError
+from efcil.experiment import run_grid
+from efcil.methods import available
+from efcil.network.incremental import IncrementalNetwork
+from efcil.network.resnet import make_backbone
+from efcil.runfolder import RunFolder, locate
+from efcil.settings import Settings, identity, label, validate
+
+SHORT = {"method": "efc", "scenario": "custom", "tasks": 2, "epochs": 2, "device": "cpu"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():  # type: ignore[no-untyped-def]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def states(folder: RunFolder) -> bytes:
+    (file,) = folder.model.glob("*.safetensors")
+    return file.read_bytes()
+
+
+def test_a_run_is_evaluated_as_asked_and_trained_the_same(tmp_path: Path) -> None:
+    names = ["own", "heads", "mahalanobis", "all"]
+    runs = {name: Settings(**SHORT, classifier=name) for name in names}
+    run_grid([validate(settings) for settings in runs.values()], tmp_path, quiet=True)
+    folders = {name: locate(tmp_path, settings) for name, settings in runs.items()}
+    assert len({folder.path for folder in folders.values()}) == len(names)
+    assert len({states(folder) for folder in folders.values()}) == 1
+    results = {name: json.loads(folder.summary_file.read_text()) for name, folder in folders.items()}
+    assert results["heads"]["A_step"] == results["own"]["A_step"] == results["all"]["A_step"]
+    assert results["mahalanobis"]["A_step"] != results["own"]["A_step"]
+    assert "classifiers" not in results["own"]
+    beside = results["all"]["classifiers"]
+    assert set(beside) == {"heads", "nearest-mean", "mahalanobis", "bayes", "lda", "ridge", "svm"}
+    for name in ("heads", "mahalanobis"):
+        assert beside[name]["A_step"] == pytest.approx(results[name]["A_step"])
+        assert beside[name]["A_inc"] == pytest.approx(results[name]["A_inc"])
+
+
+def test_the_label_and_the_identity_say_which_classifier_it_was() -> None:
+    assert label(Settings(method="efc")) == "efc"
+    assert label(Settings(method="efc", classifier="bayes")) == "efc+classifier=bayes"
+    assert identity(Settings(classifier="bayes")) != identity(Settings())
+
+
+def test_an_impossible_classifier_is_refused_before_training() -> None:
+    with pytest.raises(SettingsError, match="'ewc' does not keep"):
+        validate(Settings(method="ewc", classifier="nearest-mean"))
+    with pytest.raises(SettingsError, match="Unknown classifier 'bayess'"):
+        validate(Settings(method="efc", classifier="bayess"))
+
+
+@pytest.mark.parametrize("name", available())
+def test_what_a_method_says_it_keeps_it_has(name: str) -> None:
+    """Class statistics are about what `embed` gives: their sizes agree."""
+    method = available()[name](IncrementalNetwork(make_backbone("slim", 0)))
+    statistics = method.statistics()
+    assert set(method.keeps) <= {"heads", "means", "covariances"}
+    assert (statistics is not None) == ("means" in method.keeps)
+    if statistics is not None:
+        assert (statistics.covariances is not None) == ("covariances" in method.keeps)
+        with torch.no_grad():
+            size = method.eval().embed(torch.zeros(2, 3, 8, 8)).shape[1]
+        assert statistics.means.shape[1] == size
+        assert statistics.covariances is None or statistics.covariances.shape[1:] == (size, size)

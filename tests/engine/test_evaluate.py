@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from efcil.data.augment import Normalisation
+from efcil.data.scenario import make_scenario
+from efcil.engine import evaluate as evaluate_module
+from efcil.engine.evaluate import TestImages, evaluate
+from efcil.evaluation.metrics import accuracy_rows, correct_counts, task_aware_predictions
+from efcil.methods.base import Method
+from efcil.network.incremental import IncrementalNetwork
+from efcil.network.resnet import make_backbone
+
+
+class Oracle(Method):
+    """Scores images by what it finds written in their first pixels: a score per class seen."""
+
+    def __init__(self, seen: int) -> None:
+        super().__init__(IncrementalNetwork(make_backbone("slim", 0)))
+        self.seen = seen
+        self.lengths: list[int] = []
+
+    def scores(self, images: Tensor) -> Tensor:
+        self.lengths.append(len(images))
+        return images[:, 0].flatten(1)[:, : self.seen]
+
+
+def make(labels: np.ndarray) -> tuple[TestImages, np.ndarray]:
+    pixels = np.random.default_rng(0).integers(0, 255, (len(labels), 4, 4, 3), dtype=np.uint8)
+    # With this normalisation, input is pixel value / 255.
+    identity = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    images = TestImages(pixels, labels, normalisation=identity, device=torch.device("cpu"))
+    return images, pixels[..., 0].reshape(len(labels), -1)
+
+
+@pytest.mark.parametrize("chunk", [7, 2048])
+@pytest.mark.parametrize("task", [0, 1, 2])
+def test_accuracies_are_those_of_the_metrics(task: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate_module, "LARGEST_CHUNK", chunk)
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 9))
+    scenario = make_scenario("custom", 10, order=range(10), tasks=3)
+    sizes = scenario.task_sizes[: task + 1]
+    seen = sum(sizes)
+    images, scores = make(labels)
+    oracle = Oracle(seen)
+    agnostic, aware = evaluate(oracle, images, scenario, task)
+    chosen = labels < seen
+    values, truth = scores[chosen][:, :seen], labels[chosen]
+    for found, answers in (
+        (agnostic, values.argmax(axis=1)),
+        (aware, task_aware_predictions(values, truth, sizes)),
+    ):
+        assert found == pytest.approx(accuracy_rows(*correct_counts(answers, truth, sizes)).tolist())
+    assert sum(oracle.lengths) == chosen.sum(), "images of classes to come are not looked at"
+    assert max(oracle.lengths) <= chunk
+
+
+def test_a_task_without_test_images_has_no_accuracy() -> None:
+    scenario = make_scenario("custom", 4, order=range(4), tasks=2)
+    images, _ = make(np.array([2, 3, 3]))
+    agnostic, aware = evaluate(Oracle(4), images, scenario, 1)
+    assert math.isnan(agnostic[0])
+    assert math.isnan(aware[0])
+    assert 0 <= agnostic[1] <= aware[1] <= 100

@@ -1,0 +1,65 @@
+"""DPCR: moments, how they are carried, and the classifier as ridge regression on actual rows."""
+
+from __future__ import annotations
+
+import torch
+from checks import SHORT, Stream, short_stream
+
+from efcil.methods.base import Method
+from efcil.methods.dpcr import span
+
+
+def features_of(method: Method, stream: Stream, index: int, purpose: str) -> tuple[torch.Tensor, torch.Tensor]:
+    pieces = list(stream.data[index].augmented(purpose))
+    with torch.no_grad():
+        rows = torch.cat([method.network.features(images) for images, _ in pieces]).double()
+    return rows, torch.cat([labels for _, labels in pieces])
+
+
+def test_after_the_first_task_it_is_ridge_regression_on_one_hot_targets() -> None:
+    stream = short_stream()
+    method = stream.start("dpcr", ridge=3.0)
+    rows, labels = features_of(method, stream, 0, "prototypes")
+    targets = torch.nn.functional.one_hot(labels, 4).double()
+    weight = torch.linalg.solve(rows.T @ rows + 3.0 * torch.eye(rows.shape[1]), rows.T @ targets)
+    expected = (weight / weight.norm(dim=0)).T
+    torch.testing.assert_close(method.classifier.double(), expected, rtol=0, atol=2e-3)
+    for label in range(4):
+        own = rows[labels == label]
+        torch.testing.assert_close(method.means[label].double(), own.mean(dim=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(method.moments[label].double(), own.T @ own / len(own), rtol=1e-4, atol=1e-4)
+        assert int(method.counts[label]) == len(own)
+        covariance = method.statistics().covariances[label].double()
+        torch.testing.assert_close(covariance, torch.cov(own.T, correction=0), rtol=0, atol=1e-3)
+
+
+def test_moments_are_carried_by_the_map_and_kept_in_the_classes_span() -> None:
+    stream = short_stream()
+    results = {}
+    for projection in (False, True):
+        method = stream.start("dpcr", projection=projection, map_ridge=0.01, projection_threshold=1e-2)
+        means, moments = method.means.double(), method.moments.double()
+        stream.train(method, 1, SHORT)
+        pieces = list(stream.data[1].augmented("drift"))
+        with torch.no_grad():
+            before = torch.cat([method.teacher.features(images) for images, _ in pieces]).double()
+            after = torch.cat([method.network.features(images) for images, _ in pieces]).double()
+        size = before.shape[1]
+        pull = 0.01 * len(before) * torch.eye(size).double()
+        # Rows times this matrix; as the identity is what the penalty pulls towards, it is also on the right.
+        matrix = torch.linalg.solve(before.T @ before + pull, before.T @ after + pull)
+        method.end_task(stream.tasks[1], stream.data[1])
+        for label in range(4):
+            own = matrix @ span(moments[label], 1e-2) if projection else matrix
+            torch.testing.assert_close(method.means[label].double(), means[label] @ own, rtol=0, atol=1e-2)
+            torch.testing.assert_close(method.moments[label].double(), own.T @ moments[label] @ own, rtol=0, atol=5e-2)
+        results[projection] = method.means[:4].clone()
+    assert float((results[True] - results[False]).abs().max()) > 0.02
+
+
+def test_span_is_the_projection_onto_the_directions_that_count() -> None:
+    basis = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double()).Q
+    moment = basis @ torch.diag(torch.tensor([4.0, 1.0, 0.1, 1e-9, 0.0]).double()) @ basis.T
+    for threshold, rank in ((1e-6, 3), (0.1, 2), (0.5, 1)):
+        projection = span(moment, threshold)
+        torch.testing.assert_close(projection, basis[:, :rank] @ basis[:, :rank].T, rtol=0, atol=1e-8)

@@ -1,0 +1,92 @@
+"""EFC: its loss against loops, and what a task leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from checks import SHORT, check_round_trip, short_stream
+from torch.nn import functional
+
+from efcil.methods.base import Method
+
+
+def begun(**settings: object) -> Method:
+    """EFC at the end of the last task's training."""
+    stream = short_stream()
+    method = stream.learn(stream.start("efc", **settings), 1, SHORT)
+    stream.train(method, 2, SHORT)
+    return method
+
+
+def test_loss_row_by_row() -> None:
+    method = begun(efm_weight=4.0, damping=0.3)
+    batch = short_stream().batch(method, 2, step=2)
+    terms = method.loss(batch)
+    features = method.network.features(batch.images)
+    head = torch.cat(list(method.network.heads))
+    matrix = 4.0 * method.feature_matrix + 0.3 * torch.eye(64)
+    new, again = features[: batch.size], features[batch.size :]
+    drift = [(a - b) @ matrix @ (a - b) for a, b in zip(new, batch.frozen["features"], strict=True)]
+    torch.testing.assert_close(terms["drift"], torch.stack(drift).mean(), rtol=1e-4, atol=1e-6)
+    current = functional.cross_entropy(new @ method.network.heads[2].T, batch.labels - 5)
+    torch.testing.assert_close(terms["current"], current)
+    rows = torch.cat([again, batch.draws["prototypes"]]) @ head.T
+    labels = torch.cat([batch.previous_labels, batch.draws["prototype_labels"]])
+    counted = batch.draws["replay_weights"] > 0
+    assert 0 < int(counted.sum()) <= 16
+    torch.testing.assert_close(terms["replay"], functional.cross_entropy(rows[counted], labels[counted]))
+
+
+def test_symmetric_loss_row_by_row() -> None:
+    method = begun(loss="symmetric", symmetric_weight=2.5)
+    batch = short_stream().batch(method, 2)
+    terms = method.loss(batch)
+    head = torch.cat(list(method.network.heads))
+    current = functional.cross_entropy(method.network.features(batch.images) @ head.T, batch.labels)
+    torch.testing.assert_close(terms["current"], current)
+    replay = functional.cross_entropy(batch.draws["prototypes"] @ head.T, batch.draws["prototype_labels"])
+    torch.testing.assert_close(terms["replay"], 2.5 * replay)
+
+
+def test_the_first_step_of_a_task_has_prototypes_only() -> None:
+    stream = short_stream()
+    method = stream.start("efc")
+    method.begin_task(stream.tasks[1])
+    weights = stream.batch(method, 1).draws["replay_weights"]
+    again = method.previous_images(stream.tasks[1])
+    assert again > 0
+    assert bool((weights[:again] == 0).all())
+    torch.testing.assert_close(weights[again:], torch.full((16,), 1 / 16))
+
+
+def test_without_drift_there_is_no_penalty_and_no_mean_moves() -> None:
+    stream = short_stream()
+    method = stream.start("efc")
+    before = method.means.clone()
+    terms = stream.train(method, 1, replace(SHORT, learning_rate=0.0))
+    assert terms[-1]["drift"] == pytest.approx(0.0, abs=1e-9)
+    method.end_task(stream.tasks[1], stream.data[1])
+    assert torch.equal(method.means[:4], before)
+
+
+def test_means_follow_the_drift_and_covariances_stay() -> None:
+    stream = short_stream()
+    for update, moves in (("efm", True), ("none", False)):
+        method = stream.start("efc", prototype_update=update)
+        means, covariances = method.means.clone(), method.covariances.clone()
+        stream.learn(method, 1, SHORT)
+        assert torch.equal(method.means[:4], means) != moves
+        assert torch.equal(method.covariances[:4], covariances)
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups"), [("class", list(range(8))), ("task", [0, 0, 0, 0, 1, 2, 2, 2]), ("last-task", [0] * 8)]
+)
+def test_covariances_kept(kind: str, groups: list[int]) -> None:
+    stream = short_stream()
+    method = stream.learn(stream.start("efc", covariance=kind), 2, SHORT)
+    assert method.covariance_of.tolist() == groups
+    assert len(method.covariances) == max(groups) + 1
+    check_round_trip(stream, method, "efc", covariance=kind)

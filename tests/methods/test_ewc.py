@@ -1,0 +1,101 @@
+"""EWC: the penalty and the Fisher matrix against loops, with FACIL's conventions."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from checks import FUSED, SHORT, clone, normalisation_state, short_stream
+from torch.nn import functional
+
+from efcil.methods.base import Method
+
+
+def naive_fisher(method: Method, index: int, kind: str, learning: bool) -> torch.Tensor:
+    """Squared gradient of every whole batch's mean cross-entropy, averaged over batches, parameter by parameter."""
+    network, data = copy.deepcopy(method.network), short_stream().images(index)
+    network.requires_grad_(True).train(learning)
+    view, size = data.view("fisher"), SHORT.batch_size
+    parameters, batches = list(network.backbone.parameters()), len(data) // size
+    total = [torch.zeros_like(p) for p in parameters]
+    for batch in range(batches):
+        images, labels = data.render(view, batch * size, (batch + 1) * size)
+        logits = network.features(images) @ torch.cat(list(network.heads)).T
+        labels = logits.argmax(dim=1) if kind == "predicted" else labels
+        gradients = torch.autograd.grad(functional.cross_entropy(logits, labels), parameters)
+        total = [t + g.square() / batches for t, g in zip(total, gradients, strict=True)]
+    return torch.cat([t.detach().reshape(-1) for t in total])
+
+
+@pytest.mark.parametrize("kind", ["predicted", "true"])
+@pytest.mark.parametrize("learning", [True, False])
+def test_fisher_matrix(kind: str, learning: bool) -> None:
+    stream = short_stream()
+    method = stream.make("ewc", fisher_labels=kind, fisher_trains_statistics=learning)
+    expected = naive_fisher(method, 0, kind, learning)
+    before = normalisation_state(method)
+    weights = clone(dict(method.network.named_parameters()))
+    method.end_task(stream.tasks[0], stream.data[0])
+    # Half of it: the matrix before the first task is zero.
+    torch.testing.assert_close(method.fisher, 0.5 * expected, rtol=1e-4, atol=1e-12)
+    moved = any(not torch.equal(before[key], value) for key, value in normalisation_state(method).items())
+    assert moved == learning, "The Fisher pass moves BatchNorm's statistics in training mode and only there."
+    assert all(torch.equal(weights[key], value) for key, value in method.network.named_parameters())
+    assert not method.network.training
+
+
+def test_fisher_matrices_are_blended() -> None:
+    stream = short_stream()
+    method = stream.start("ewc", fisher_memory=0.75, fisher_trains_statistics=False)
+    first = method.fisher.clone()
+    stream.train(method, 1, SHORT)
+    second = naive_fisher(method, 1, "predicted", False)
+    method.end_task(stream.tasks[1], stream.data[1])
+    torch.testing.assert_close(method.fisher, 0.75 * first + 0.25 * second, rtol=1e-3, atol=1e-9)
+
+
+def test_loss_is_cross_entropy_of_the_new_head_plus_the_penalty() -> None:
+    stream = short_stream()
+    method = stream.start("ewc", weight=300.0, train_normalisation=False)
+    stream.learn(method, 1, SHORT)
+    anchors = [p.detach().clone() for p in method.network.backbone.parameters()]
+    method.begin_task(stream.tasks[2])
+    batch = stream.batch(method, 2)
+    assert method.loss(batch)["penalty"].item() == 0.0
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in method.network.backbone.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
+    terms = method.loss(batch)
+    penalty, place = 0.0, 0
+    for parameter, anchor in zip(method.network.backbone.parameters(), anchors, strict=True):
+        information = method.fisher[place : place + parameter.numel()].view(parameter.shape)
+        penalty += float((information * (parameter - anchor).detach().square()).sum())
+        place += parameter.numel()
+    assert terms["penalty"].item() == pytest.approx(300.0 / 2 * penalty, rel=1e-4)
+    logits = method.network.features(batch.images) @ method.network.heads[2].T
+    torch.testing.assert_close(terms["current"], functional.cross_entropy(logits, batch.labels - 5))
+
+
+def test_old_heads_stay_and_a_strong_penalty_holds_the_backbone() -> None:
+    stream = short_stream()
+    distances = []
+    for weight in (0.0, 1e7):
+        method = stream.start("ewc", weight=weight)
+        old, before = method.network.heads[0].detach().clone(), method.fisher.sqrt()
+        start = torch.cat([p.detach().reshape(-1) for p in method.network.backbone.parameters()])
+        stream.train(method, 1, SHORT)
+        stream.train(method, 2, SHORT)
+        assert torch.equal(method.network.heads[0], old)
+        end = torch.cat([p.detach().reshape(-1) for p in method.network.backbone.parameters()])
+        distances.append(float(((end - start) * before).norm()))
+    assert distances[1] < 0.5 * distances[0]
+
+
+def test_the_penalty_is_computed_layer_by_layer_where_others_are_fused() -> None:
+    stream = short_stream()
+    method = stream.start("ewc")
+    terms = stream.train(method, 1, SHORT, FUSED)
+    assert method.network.fused is None
+    assert terms[-1]["penalty"] > 0

@@ -1,0 +1,75 @@
+"""FeTrIL: pseudo-features, the machines fitted to them, and a backbone that never changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import SHORT, Stream, assert_equal, clone, short_stream
+from torch.nn import functional
+
+from efcil.core import svm
+
+
+def features_of(stream: Stream, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of a task's images as they are, in stored order."""
+    network = stream.network()
+    data = stream.data[index]
+    with torch.no_grad():
+        return network.features(data.normalisation(data.images, torch.float32)), data.labels
+
+
+@pytest.mark.parametrize("similarity", ["euclidean", "cosine"])
+def test_pseudo_features_have_the_old_classes_means(similarity: str) -> None:
+    """Each old class has as many as its donor has images; their mean is its own (section 20 of the fact sheet)."""
+    stream = short_stream()
+    method = stream.start("fetril", similarity=similarity)
+    features, labels = features_of(stream, 2)
+    new = torch.stack([features[labels == label].mean(dim=0) for label in (5, 6, 7)])
+    imitated, targets = method.imitate(features, labels, new, 5)
+    for old in range(4):
+        rows = imitated[targets == old]
+        torch.testing.assert_close(rows.mean(dim=0), method.means[old], rtol=1e-4, atol=1e-5)
+        if similarity == "euclidean":
+            donor = min(range(3), key=lambda j: float((method.means[old] - new[j]).norm()))
+        else:
+            donor = max(range(3), key=lambda j: float(torch.cosine_similarity(method.means[old], new[j], dim=0)))
+        lent = features[labels == 5 + donor]
+        torch.testing.assert_close(rows, lent + method.means[old] - new[donor])
+
+
+@pytest.mark.parametrize("solver", svm.SOLVERS)
+def test_scores_are_those_of_machines_on_real_and_pseudo_features(solver: str) -> None:
+    stream = short_stream()
+    method = stream.learn(stream.start("fetril", solver=solver), 1, SHORT)
+    (old, old_labels), (features, labels) = features_of(stream, 0), features_of(stream, 1)
+    # The second task has one class, so it lends its features to all four old ones.
+    means = [old[old_labels == label].mean(dim=0) for label in range(4)]
+    own = features.mean(dim=0)
+    rows = torch.cat([features, *[features - own + mean for mean in means]])
+    targets = torch.cat([labels, *[torch.full_like(labels, label) for label in range(4)]])
+    fitted = svm.fit(functional.normalize(rows, dim=1), targets, 5, solver="sklearn")
+    images = stream.test_images[:100]
+    with torch.no_grad():
+        expected = fitted.decision(functional.normalize(stream.network().features(images), dim=1))
+    torch.testing.assert_close(method.scores(images), expected, rtol=0, atol=0.02)
+
+
+def test_first_step_is_the_common_head_or_machines() -> None:
+    stream = short_stream()
+    head, machines = stream.start("fetril"), stream.start("fetril", first_step="svm")
+    images, network = stream.test_images[:50], stream.network()
+    with torch.no_grad():
+        assert torch.equal(head.scores(images), network.logits(network.features(images)))
+    assert len(machines.intercepts) == 4
+    features, labels = features_of(stream, 0)
+    decisions = functional.normalize(features, dim=1) @ machines.network.head_weight().T + machines.intercepts
+    assert float((decisions.argmax(dim=1) == labels).float().mean()) > 0.9
+
+
+def test_nothing_of_the_backbone_changes() -> None:
+    stream = short_stream()
+    method = stream.start("fetril")
+    before = clone(method.network.backbone.state_dict())
+    assert stream.train(method, 1) == []
+    method.end_task(stream.tasks[1], stream.data[1])
+    assert_equal(clone(method.network.backbone.state_dict()), before)

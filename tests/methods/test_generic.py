@@ -1,0 +1,324 @@
+"""The checks that every method must pass; a new file in efcil/methods is covered by existing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checks import (
+    FUSED,
+    PLAIN,
+    SHORT,
+    SIZES,
+    assert_equal,
+    clone,
+    history,
+    kept_tensors,
+    longest_run,
+    quick,
+    reload,
+    resumed,
+    run,
+    short_stream,
+)
+from torch import Tensor
+
+from efcil.engine.feed import Feed
+from efcil.engine.trainer import MOST_TERMS, Trainer
+from efcil.methods import available
+from efcil.methods.base import Method, Plan
+from efcil.settings import Settings, load_config, options, resolve, to_yaml
+from efcil.settings.options import Option
+
+METHODS = sorted(available())
+#: Joint training is one large first task: it has no later task to check.
+INCREMENTAL = [name for name in METHODS if available()[name].exemplar_free]
+LAST = len(SIZES) - 1
+
+every_method = pytest.mark.parametrize("name", INCREMENTAL)
+
+
+def begun(name: str) -> Method:
+    """The method at the beginning of the last task, reached through a saved state."""
+    method = reload(name, history(name)[1][LAST - 1].state)
+    method.begin_task(short_stream().tasks[LAST])
+    method.training_mode()
+    return method
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_a_summary_and_a_page(name: str) -> None:
+    cls = available()[name]
+    assert cls.summary
+    assert cls.__doc__
+    page = Path(__file__).parents[2] / "docs" / "methods" / f"{name.replace('++', '-plus-plus')}.md"
+    assert page.is_file(), f"Write {page}: idea, command, settings, deviations, results."
+    text = page.read_text(encoding="utf-8")
+    for setting in options(cls.Settings):
+        assert f"`{setting}`" in text, f"{page.name} does not mention the setting {setting}."
+
+
+# -- learning --------------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_unequal_tasks_and_a_single_class_are_learned(name: str) -> None:
+    _, records = history(name)
+    for record, task in zip(records, short_stream().tasks, strict=True):
+        assert record.scores.shape[1] == task.seen
+        assert bool(torch.isfinite(record.scores).all())
+        for terms in record.terms:
+            assert 0 < len(terms) <= MOST_TERMS
+            assert all(map(torch.isfinite, map(torch.tensor, terms.values()))), terms
+
+
+@every_method
+def test_scores_are_deterministic_and_an_image_does_not_depend_on_its_neighbours(name: str) -> None:
+    method, records = history(name)
+    images = short_stream().test_images[short_stream().test_labels < sum(SIZES)]
+    assert torch.equal(method.scores(images), records[-1].scores)
+    torch.testing.assert_close(method.scores(images[5:12]), records[-1].scores[5:12], rtol=1e-4, atol=1e-4)
+    assert not method.scores(images).requires_grad
+
+
+@every_method
+def test_two_runs_with_one_seed_are_equal(name: str) -> None:
+    """Bit for bit, whatever the global random state: everything random comes from named streams."""
+    stream = short_stream()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1234)
+        _, again = run(stream, quick(stream, name), 0)
+    for first, second in zip(history(name)[1], again, strict=True):
+        assert_equal(first.state, second.state)
+        assert torch.equal(first.scores, second.scores)
+
+
+@every_method
+def test_gradients_reach_what_the_optimiser_gets_and_nothing_else(name: str) -> None:
+    method, stream = begun(name), short_stream()
+    groups = method.parameter_groups(SHORT)
+    given = [parameter for group in groups for parameter in group["params"]]
+    assert len({id(parameter) for parameter in given}) == len(given), "A parameter is in two groups."
+    if not given:
+        pytest.skip(f"{name} trains nothing by gradient after the first task.")
+    sum(method.loss(stream.batch(method, LAST, 1)).values()).backward()
+    for key, parameter in method.named_parameters():
+        if any(parameter is one for one in given):
+            assert parameter.grad is not None, f"{key} gets no gradient."
+            assert bool((parameter.grad != 0).any()), f"The gradient of {key} is zero."
+            assert bool(torch.isfinite(parameter.grad).all()), key
+        else:
+            assert parameter.grad is None, f"{key} gets a gradient but is not in parameter_groups."
+    teachers = [value for key, value in kept_tensors(method) if "teacher" in key]
+    assert all(not value.requires_grad and value.grad is None for value in teachers)
+
+
+@every_method
+def test_normalisation_is_frozen_or_learns(name: str) -> None:
+    method, records = history(name)
+    for record in records[1:]:
+        if not method.trains_normalisation:
+            assert_equal(record.normalisation_before, record.normalisation_after)
+        else:
+            after = record.normalisation_after
+            moved = [key for key, value in record.normalisation_before.items() if not torch.equal(value, after[key])]
+            assert any(key.endswith("running_mean") for key in moved)
+
+
+# -- state -----------------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_a_saved_state_predicts_and_learns_on_bit_for_bit(name: str) -> None:
+    stream, (_, records) = short_stream(), history(name)
+    for task, record in zip(stream.tasks, records, strict=True):
+        twin = reload(name, record.state)
+        assert_equal(clone(twin.state_dict()), record.state)
+        assert torch.equal(stream.scores(twin, task.seen), record.scores)
+    _, rest = run(stream, reload(name, records[LAST - 1].state), LAST)
+    assert_equal(rest[-1].state, records[LAST].state)
+
+
+@every_method
+def test_an_interrupted_task_goes_on_bit_for_bit(name: str) -> None:
+    if not begun(name).parameter_groups(SHORT):
+        pytest.skip(f"{name} trains nothing by gradient after the first task.")
+    stream, (_, records) = short_stream(), history(name)
+    if not begun(name).parameter_groups(SHORT):
+        pytest.skip(f"{name} trains nothing by gradient after the first task.")
+    before = records[LAST - 1].state
+    twin = resumed(stream, reload(name, before), reload(name, before), LAST, steps=7)
+    assert_equal(clone(twin.state_dict()), records[LAST].state)
+
+
+@every_method
+def test_no_image_outlives_its_task(name: str) -> None:
+    method, records = history(name)
+    assert all(record.images_gone for record in records), "Something still holds a task's images."
+    stream = short_stream()
+    seen = torch.cat([images for data in stream.data for images, _ in data.augmented("check")])
+    raw = torch.cat([data.images for data in stream.data])
+    allowed = torch.cat([seen.unique(), raw.unique().float(), raw.unique().float() / 255]).unique()
+    assert longest_run(seen[0], allowed) == seen[0].numel()
+    side = seen.shape[-1]
+    for key, value in kept_tensors(method):
+        if key.startswith("network."):
+            continue
+        assert tuple(value.shape[-3:]) not in {(3, side, side), (side, side, 3)}, f"{key} has the shape of images."
+        assert longest_run(value.float(), allowed) < 2 * side, f"{key} holds pixels."
+
+
+@every_method
+def test_storage_does_not_grow_with_the_number_of_images(name: str) -> None:
+    many = short_stream(32)
+    assert all(len(data) > len(few) for data, few in zip(many.data, short_stream().data, strict=True))
+    _, records = run(many, quick(many, name), 0, replace(SHORT, epochs=1))
+    shapes = {key: tuple(value.shape) for key, value in history(name)[1][-1].state.items()}
+    assert {key: tuple(value.shape) for key, value in records[-1].state.items()} == shapes
+
+
+# -- execution -------------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_a_step_never_waits_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured step can neither read a number back nor bring one over."""
+    method, stream = begun(name), short_stream()
+    if not method.parameter_groups(SHORT):
+        pytest.skip(f"{name} trains nothing by gradient after the first task.")
+    batch = stream.batch(method, LAST, 1)
+
+    def forbid(what: str) -> Callable[..., Any]:
+        def refuse(*arguments: Any, **others: Any) -> Any:
+            raise AssertionError(f"{what} is not possible inside a captured step.")
+
+        return refuse
+
+    for attribute in ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(Tensor, attribute, forbid(attribute))
+    for function in ("tensor", "as_tensor", "nonzero", "rand", "randn", "randint", "randperm"):
+        monkeypatch.setattr(torch, function, forbid(function))
+    sum(method.loss(batch).values()).backward()
+
+
+@every_method
+def test_draws_have_one_row_per_step(name: str) -> None:
+    method = begun(name)
+    size = SHORT.batch_size
+    generator = torch.Generator().manual_seed(0)
+    draws = method.draw(Plan(5, size, torch.tensor([0, size, size, 3, size])), generator)
+    for key, value in draws.items():
+        assert len(value) == 5, key
+        assert bool(torch.isfinite(value.float()).all()), key
+
+
+@every_method
+def test_frozen_networks_say_the_same_in_any_piece(name: str) -> None:
+    method, stream = begun(name), short_stream()
+    images = stream.test_images[:12]
+    with torch.no_grad():
+        whole, part = method.frozen(images), method.frozen(images[4:9])
+    for key, value in whole.items():
+        assert len(value) == 12, key
+        assert not value.requires_grad
+        torch.testing.assert_close(part[key], value[4:9], rtol=1e-4, atol=1e-5)
+
+
+@every_method
+def test_plain_and_fused_backbone_agree(name: str) -> None:
+    stream, state = short_stream(), history(name)[1][LAST - 1].state
+    task, data = stream.tasks[LAST], stream.data[LAST]
+    # SGD, because the first steps of Adam turn rounding errors of tiny gradients into whole steps.
+    recipe = replace(SHORT, optimiser="sgd", learning_rate=1e-4, epochs=1)
+    results = []
+    for execution in (PLAIN, FUSED):
+        method = reload(name, state)
+        execution.equip(method)
+        assert (method.network.fused is not None) == (execution.fused and not method.plain_only)
+        method.begin_task(task)
+        if not method.parameter_groups(recipe):
+            pytest.skip(f"{name} trains nothing by gradient after the first task.")
+        trainer = Trainer(method, data, task, recipe, execution)
+        trainer.run()
+        results.append((trainer.losses.clone(), clone(method.state_dict())))
+    (losses, plain), (fused_losses, fused) = results
+    torch.testing.assert_close(fused_losses, losses, rtol=2e-3, atol=1e-4)
+    for key, value in plain.items():
+        if not key.endswith("num_batches_tracked"):
+            close = torch.allclose(fused[key].double(), value.double(), rtol=1e-3, atol=2e-4)
+            assert close, f"{key} differs by up to {(fused[key] - value).abs().max()}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@every_method
+def test_captured_steps_do_what_eager_ones_do(name: str) -> None:
+    stream, state = short_stream(), history(name)[1][LAST - 1].state
+    task, reports = stream.tasks[LAST], []
+    eager = replace(PLAIN, device=torch.device("cuda"))
+    for execution in (eager, replace(eager, half=True, fused=True, captured=True)):
+        method = reload(name, state).to(execution.device)
+        terms: list[dict[str, float]] = []
+        with execution.stream():
+            execution.equip(method)
+            method.begin_task(task)
+            trainer = Trainer(method, stream.images(LAST, execution), task, SHORT, execution)
+            trainer.run(on_epoch=lambda report, to=terms: to.append(report.terms))
+            torch.cuda.synchronize()
+        reports.append(terms)
+    for expected, found in zip(*reports, strict=True):
+        # One is in float32, the other in bfloat16; SSRE's sum of norms is the most sensitive, at 22 %.
+        assert found == pytest.approx(expected, rel=0.3, abs=0.05)
+
+
+@every_method
+def test_feed_prepares_what_the_loss_asks_for(name: str) -> None:
+    method, stream = begun(name), short_stream()
+    data, task = stream.data[LAST], stream.tasks[LAST]
+    feed = Feed(method, data, task, SHORT.batch_size)
+    steps = feed.load(0, 0)
+    short = feed.batch(steps - 1, feed.batch_length(steps - 1))
+    assert 0 < short.size < SHORT.batch_size, "The stream is meant to end with a short batch."
+    if method.parameter_groups(SHORT):
+        assert all(bool(torch.isfinite(value)) for value in method.loss(short).values())
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+def another(known: Option) -> Any:
+    """A value of an option that is not its default."""
+    if known.choices is not None:
+        return next(choice for choice in known.choices if choice != known.default)
+    if isinstance(known.default, bool):
+        return not known.default
+    if isinstance(known.default, int | float):
+        if known.maximum is None:
+            return known.default + 1
+        limit = known.maximum if known.default != known.maximum else known.minimum or 0.0
+        return type(known.default)((known.default + limit) / 2)
+    if known.default is None:
+        return known.minimum or 1
+    if isinstance(known.default, tuple):
+        return (*known.default, *(known.default[-1:] or (1,)))
+    raise AssertionError(f"Say here what another value of {known.name} could be.")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_survive_yaml(name: str, tmp_path: Path) -> None:
+    changed = {key: another(known) for key, known in options(available()[name].Settings).items()}
+    settings = Settings(method=name, overrides=changed)
+    assert resolve(settings).method != resolve(Settings(method=name)).method or not changed
+    file = tmp_path / "settings.yaml"
+    file.write_text(to_yaml(settings))
+    (again,) = load_config(file)
+    assert resolve(again) == resolve(settings)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_setting_says_what_it_does(name: str) -> None:
+    for key, known in options(available()[name].Settings).items():
+        assert known.help.endswith("."), f"{name}: the help of {key} is not a sentence."

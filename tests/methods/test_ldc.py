@@ -1,0 +1,59 @@
+"""LDC: class means pass through a map that fits the drift of the current images; the nearest one wins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import SHORT, short_stream
+
+
+def drifted(scale: float, **settings: object):  # type: ignore[no-untyped-def]
+    """The method after a second task that did nothing but multiply all features by `scale`."""
+    stream = short_stream()
+    method = stream.start("ldc", **settings)
+    before = method.means.clone()
+    method.begin_task(stream.tasks[1])
+    with torch.no_grad():
+        last = method.network.backbone.blocks[-1]
+        for norm in (last.norm2, last.shortcut_norm):
+            norm.weight.mul_(scale)
+            norm.bias.mul_(scale)
+    method.eval()
+    method.end_task(stream.tasks[1], stream.data[1])
+    return method, before
+
+
+@pytest.mark.parametrize("kind", ["learned", "ridge"])
+def test_without_drift_old_means_stay(kind: str) -> None:
+    method, before = drifted(1.0, map=kind)
+    torch.testing.assert_close(method.means[:4], before, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["learned", "ridge"])
+def test_old_means_follow_a_drift_that_the_current_images_show(kind: str) -> None:
+    """The images of one class show only some directions; there, old means must grow with the features."""
+    method, before = drifted(1.5, map=kind, map_epochs=60, map_learning_rate=3e-3)
+    error_before = (before - 1.5 * before).norm()
+    error_after = (method.means[:4] - 1.5 * before).norm()
+    assert float(error_after) < 0.6 * float(error_before)
+
+
+def test_the_nearest_mean_wins() -> None:
+    stream = short_stream()
+    images = stream.test_images[:60]
+    for normalise in (True, False):
+        method = stream.learn(stream.start("ldc", normalise=normalise), 1, SHORT)
+        with torch.no_grad():
+            features = method.network.features(images)
+        means = method.means
+        if normalise:
+            features, means = features / features.norm(dim=1, keepdim=True), means / means.norm(dim=1, keepdim=True)
+        assert torch.equal(method.scores(images).argmax(dim=1), torch.cdist(features, means).argmin(dim=1))
+
+
+def test_new_means_are_those_of_the_new_network() -> None:
+    stream = short_stream()
+    method = stream.learn(stream.start("ldc"), 1, SHORT)
+    with torch.no_grad():
+        rows = torch.cat([method.network.features(images) for images, _ in stream.data[1].augmented("prototypes")])
+    torch.testing.assert_close(method.means[4], rows.mean(dim=0), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from sklearn.metrics import roc_auc_score
+
+from efcil import methods
+from efcil.classifier import IncrementalClassifier
+from efcil.cli import main
+from efcil.data.augment import Normalisation
+from efcil.engine import checkpoint
+from efcil.model import Model, matching, purposes
+from efcil.model.audit import audit
+from efcil.model.membership import interval, membership, roc_auc
+
+QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu"}
+SIZE = 16
+CONSTANTS = ([1 / 255.0 / 0.2, 1 / 255.0 / 0.3, 1 / 255.0 / 0.1], [-1.0, -2.0, -1.5])
+
+
+def photographs(count: int, seed: int) -> np.ndarray:
+    """Smooth random images, which is what makes telling them apart hard."""
+    draw = np.random.default_rng(seed)
+    small = draw.integers(0, 256, (count, 6, 6, 3), np.uint8)
+    return np.stack(
+        [np.asarray(Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in small]
+    )
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train/ and test/ with two classes of random photographs."""
+    root = tmp_path_factory.mktemp("photos")
+    for split, seed in (("train", 1), ("test", 2)):
+        for number, image in enumerate(photographs(40, seed)):
+            place = root / split / ("left" if number % 2 else "right")
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(place / f"{number:02}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def honest(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("honest") / "model"
+    IncrementalClassifier(**QUICK).fit(photos / "train").save(folder)
+    return folder
+
+
+def plant(honest: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    tensors = load_file(next(honest.glob("*.safetensors")))
+    change(tensors)
+    facts = json.loads((honest / "model.json").read_text())["facts"]
+    checkpoint.write(folder, tensors, facts, "model")
+    return folder
+
+
+def test_an_honest_model_passes(honest: Path, photos: Path, capsys: Any) -> None:
+    assert main(["audit", str(honest), "--data", str(photos)]) == 0
+    text = capsys.readouterr().out
+    assert "Passed: no image is stored." in text
+    assert "held-out images: no image" in text
+    assert "by class statistics" in text
+    assert main(["audit", str(honest), "--data", str(photos / "train"), "--format", "json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["passed"]
+    assert facts["unaccounted"] == []
+    assert facts["matches"]
+    assert not any(match["found"] for match in facts["matches"])
+    assert facts["unrelated"] == "the training images with random phases"
+    assert "give some with --held-out" in facts["no_membership"]
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_a_stored_image_is_caught(held_out: bool, honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    """A method that keeps exemplars on purpose."""
+    image = torch.from_numpy(np.array(Image.open(sorted((photos / "train" / "left").iterdir())[3])))
+    kept = torch.stack([torch.zeros(3, SIZE, SIZE), image.permute(2, 0, 1).float() / 255.0])
+    model = plant(honest, tmp_path / "model", lambda t: t.update(memory=kept))
+    data = photos if held_out else photos / "train"
+    assert main(["audit", str(model), "--data", str(data), "--format", "json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["unaccounted"] == ["memory"]
+    best = facts["matches"][0]
+    assert (best["tensor"], best["row"], best["image"], best["found"]) == ("memory", 1, 3, True)
+    assert best["correlation"] > 0.999
+    assert main(["audit", str(model), "--data", str(data)]) == 1
+    assert "NOT ACCOUNTED FOR: memory" in capsys.readouterr().out
+
+
+def test_an_image_under_a_known_name_is_caught(honest: Path, photos: Path, tmp_path: Path) -> None:
+    """A patch of a training image in place of a class mean: the name is known, the content gives it away."""
+    image = np.array(Image.open(sorted((photos / "train" / "right").iterdir())[5]))
+    patch = torch.from_numpy(image[4:12, 8:16].mean(axis=2).flatten()).float() / 255.0
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["means"][1] = patch
+
+    found = audit(plant(honest, tmp_path / "model", change), photos)
+    assert found.unaccounted == []
+    assert found.failed
+    best = found.matches[0]
+    assert (best.tensor, best.row, best.found, best.compared_with) == ("means", 1, True, "a patch of 8 x 8")
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        lambda image: image.permute(2, 0, 1).float(),
+        lambda image: image.float(),
+        lambda image: Normalisation((0.5, 0.6, 0.15), (0.2, 0.3, 0.1))(
+            image.permute(2, 0, 1)[None].float(), torch.float32
+        ),
+        lambda image: -image.permute(2, 0, 1).float() * 1e-3 + 7,
+        lambda image: image.permute(2, 0, 1).float() + 12 * torch.randn(3, SIZE, SIZE, generator=torch.manual_seed(0)),
+        lambda image: image.float().mean(dim=2),
+        lambda image: torch.nn.functional.avg_pool2d(image.permute(2, 0, 1).float(), 2),
+        lambda image: image[2:12, 4:14].permute(2, 0, 1).float(),
+        lambda image: image.permute(2, 0, 1),
+    ],
+    ids=["planes", "pixels", "normalised", "inverted", "noisy", "grey", "half-size", "patch", "bytes"],
+)
+def test_disguises(disguise: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    training, others = photographs(40, 1), photographs(40, 2)
+    kept = disguise(torch.from_numpy(training[17]))
+    (best,) = matching.match({"kept": kept.reshape(1, -1).contiguous()}, training, others, CONSTANTS)
+    assert best.found
+    assert best.image == 17
+
+
+def test_other_images_and_noise_are_not_taken_for_training_images() -> None:
+    training, others = photographs(60, 1), photographs(60, 2)
+    stranger = torch.from_numpy(photographs(30, 3)).permute(0, 3, 1, 2).float()
+    noise = torch.randn(200, 64, generator=torch.manual_seed(0))
+    smooth = torch.nn.functional.avg_pool1d(noise, 7, 1, 3)
+    stored = {"stranger": stranger, "noise": noise, "smooth": smooth, "average": stranger.mean(dim=0)}
+    found = matching.match(stored, training, others, CONSTANTS)
+    assert {one.tensor for one in found} == set(stored)
+    assert not any(one.found for one in found)
+
+
+def test_scrambled_images_are_smooth_and_unrelated() -> None:
+    images = photographs(20, 1)
+    scrambled = matching.scrambled(images)
+    assert scrambled.shape == images.shape
+    assert scrambled.dtype == np.uint8
+
+    def roughness(pixels: np.ndarray) -> float:
+        return float(np.abs(np.diff(pixels.astype(float), axis=1)).mean())
+
+    assert roughness(scrambled) == pytest.approx(roughness(images), rel=0.3)
+    both = np.corrcoef(images.reshape(20, -1).astype(float), scrambled.reshape(20, -1).astype(float))[:20, 20:]
+    assert np.abs(np.diag(both)).mean() < 0.5
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [name for name, cls in methods.available().items() if cls.exemplar_free])
+def test_every_tensor_of_every_method_has_a_purpose(method: str) -> None:
+    """A method that stores something new has to say what it is: add a line to model/purposes.py."""
+    from efcil.network.incremental import IncrementalNetwork
+    from efcil.network.resnet import make_backbone
+
+    network = IncrementalNetwork(make_backbone("slim", 0))
+    network.grow_to([2, 1])
+    names = list(methods.get(method)(network).state_dict())
+    assert purposes.unaccounted(names) == []
+    assert purposes.unaccounted([*names, "exemplars", "network.backbone.memory", "means.old"]) == [
+        "exemplars",
+        "means.old",
+        "network.backbone.memory",
+    ]
+
+
+# -- membership ------------------------------------------------------------------------------------------------------
+
+
+def test_roc_auc_is_that_of_scikit_learn() -> None:
+    draw = np.random.default_rng(0)
+    members, others = draw.integers(0, 9, 50).astype(float), draw.integers(0, 8, 30).astype(float)
+    expected = roc_auc_score([1] * 50 + [0] * 30, np.concatenate([members, others]))
+    assert roc_auc(members, others) == pytest.approx(expected)
+
+
+def test_intervals_cover() -> None:
+    """Of 400 pairs of samples whose true AUC is known, at least 95 % of the intervals hold it."""
+    from statistics import NormalDist
+
+    draw = np.random.default_rng(0)
+    for shift in (0.0, 1.0, 2.5):
+        truth = NormalDist().cdf(shift / np.sqrt(2))
+        hits = 0
+        for _ in range(400):
+            auc = roc_auc(draw.standard_normal(40) + shift, draw.standard_normal(25))
+            low, high = interval(auc, 25)
+            hits += low <= truth <= high
+        assert hits >= 380
+    low, high = interval(1.0, 30)
+    assert low < 0.9
+    assert high == 1.0
+
+
+def test_memorised_images_are_told_from_others(photos: Path) -> None:
+    """With fewer images than features, a class's covariance gives its images away; the same images twice it cannot."""
+    from efcil.model.images import Pictures, class_folders
+
+    classifier = IncrementalClassifier(**QUICK, augmentation="none").fit(photos / "train")
+    sides = []
+    for held_out in (False, True):
+        paths, labels = class_folders(photos, held_out)
+        sides.append((Pictures(paths).pixels(SIZE), labels))
+    statistics, scores = membership(classifier.model_, *sides)
+    assert statistics.attack == "class statistics"
+    assert statistics.auc > 0.95
+    assert statistics.low <= statistics.auc <= statistics.high
+    assert (statistics.members, statistics.others) == (40, 40)
+    assert scores.attack == "scores"
+    for one in membership(classifier.model_, sides[1], sides[1]):
+        assert one.auc == pytest.approx(0.5)
+    strangers = (sides[1][0], ["nobody"] * len(sides[1][1]))
+    assert membership(classifier.model_, sides[0], strangers) == []
+
+
+def test_methods_without_statistics_are_attacked_by_their_scores(digits: Any) -> None:
+    classifier = IncrementalClassifier("lwf", **QUICK).fit(*digits.train(0, 1))
+    model: Model = classifier.model_
+    sides = [(np.repeat(x[..., None], 3, axis=3), y.tolist()) for x, y in (digits.train(0, 1), digits.test(0, 1))]
+    assert [one.attack for one in membership(model, *sides)] == ["scores"]
+
+
+def test_mistakes(honest: Path, photos: Path, capsys: Any) -> None:
+    assert main(["audit", str(honest), "--data", str(photos / "train"), "--held-out", str(photos / "train")]) == 2
+    assert "both among the training and the held-out images" in capsys.readouterr().err
+    assert main(["audit", str(honest)]) == 2
+    assert main(["audit", str(honest), "--data", "nowhere"]) == 2
+    assert main(["audit", str(honest), "--data", str(photos), "--format", "xml"]) == 2

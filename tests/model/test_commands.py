@@ -1,0 +1,195 @@
+"""`efcil predict` and `efcil inspect`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from efcil.classifier import IncrementalClassifier
+from efcil.cli import main
+from efcil.model import Model
+from efcil.model.prediction import image_files, predict_files
+
+QUICK = ["--preset", "digits", "--image-size", "8", "--device", "cpu", "--quiet", "--epochs", "1"]
+
+
+@pytest.fixture(scope="session")
+def named(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows digit-0, digit-1 and digit-2."""
+    model = tmp_path_factory.mktemp("named") / "model"
+    for visit in ("first", "second"):
+        assert (
+            main(["learn", str(model), "--data", str(folders / visit), *(QUICK if visit == "first" else QUICK[4:])])
+            == 0
+        )
+    return model
+
+
+def output(capsys: Any, *arguments: Any) -> str:
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 0
+    return str(capsys.readouterr().out)
+
+
+def test_predictions_agree_with_the_classifier(named: Path, folders: Path, capsys: Any) -> None:
+    held_out = folders / "held-out"
+    classifier = IncrementalClassifier.load(named, device="cpu")
+    chances = classifier.predict_proba(held_out)
+    rows = list(
+        csv.DictReader(io.StringIO(output(capsys, "predict", named, held_out, "--format", "csv", "--top", "3")))
+    )
+    assert len(rows) == 3 * len(chances) == 3 * 72
+    assert [row["rank"] for row in rows[:3]] == ["1", "2", "3"]
+    best = [row["class"] for row in rows if row["rank"] == "1"]
+    assert best == classifier.predict(held_out).tolist()
+    printed = np.array([float(row["probability"]) for row in rows]).reshape(-1, 3)
+    np.testing.assert_allclose(printed, np.sort(chances, axis=1)[:, ::-1], atol=1e-6)
+    assert [row["image"] for row in rows[::3]] == sorted(str(path) for path in held_out.rglob("*.png"))
+
+
+def test_formats(named: Path, folders: Path, capsys: Any) -> None:
+    image = next((folders / "held-out").rglob("*.png"))
+    text = output(capsys, "predict", named, image, "--top", "2")
+    assert text.startswith(f"{image}  digit-")
+    assert len(text.split()) == 5
+    (answer,) = json.loads(output(capsys, "predict", named, image, "--format", "json"))
+    assert answer["image"] == str(image)
+    assert answer["predictions"][0]["class"] == text.split()[1]
+    assert len(json.loads(output(capsys, "predict", named, image, image, "--format", "json", "--top", "9"))) == 2
+    assert main(["predict", str(named), str(image), "--format", "xml"]) == 2
+    assert main(["predict", str(named), str(image), "--top", "0"]) == 2
+
+
+def test_folders_patterns_and_lists(named: Path, folders: Path, capsys: Any, monkeypatch: Any) -> None:
+    files = sorted(str(path) for path in (folders / "second").rglob("*.png"))
+
+    def names(*arguments: str) -> list[str]:
+        return [line.split("  ")[0] for line in output(capsys, "predict", named, *arguments).splitlines()]
+
+    assert names(str(folders / "second")) == files
+    assert names(f"{folders}/second/*/*.png") == files
+    assert names(f"{folders}/sec*/**/*.png") == files
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(files[:3]) + "\n\n"))
+    assert names(files[5], "-") == [files[5], *files[:3]]
+    for wrong, message in ((f"{folders}/*.jpg", "No file matches"), (str(named), "holds no image")):
+        assert main(["predict", str(named), wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_broken_images_are_named_and_skipped(named: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "mixed")
+    intact = len(list((tmp_path / "mixed").iterdir()))
+    (tmp_path / "mixed" / "aaa.png").write_bytes(b"no image")
+    cut = tmp_path / "mixed" / "zzz.png"
+    cut.write_bytes(next((folders / "second").rglob("*.png")).read_bytes()[:40])
+    capsys.readouterr()
+    assert main(["predict", str(named), str(tmp_path / "mixed"), str(tmp_path / "gone.png"), "--format", "json"]) == 1
+    shown = capsys.readouterr()
+    assert len(json.loads(shown.out)) == intact
+    for name in ("aaa.png", "zzz.png", "gone.png"):
+        assert name in shown.err
+    assert "3 images could not be read" in shown.err
+
+
+def test_any_number_of_images_in_bounded_memory(named: Path, folders: Path, monkeypatch: Any) -> None:
+    """Files are asked for piece by piece: never more than two pieces ahead of what has been given out."""
+    model = Model.load(named, "cpu")
+    monkeypatch.setattr(Model, "piece", 4)
+    image = str(next(folders.rglob("*.png")))
+    asked = 0
+
+    def endless() -> Any:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield image
+
+    for given, prediction in enumerate(predict_files(model, endless(), 1)):
+        assert prediction.error is None
+        assert asked <= given + 8
+        if given == 41:
+            break
+
+
+def test_pieces_change_no_prediction(named: Path, folders: Path, monkeypatch: Any) -> None:
+    model = Model.load(named, "cpu")
+    files = list(image_files([str(folders / "held-out")], io.StringIO()))
+    whole = list(predict_files(model, files, 3))
+    monkeypatch.setattr(Model, "piece", 7)
+    for left, right in zip(whole, predict_files(model, files, 3), strict=True):
+        assert (left.path, left.labels) == (right.path, right.labels)
+        np.testing.assert_allclose(left.probabilities, right.probabilities, atol=1e-6)
+
+
+def test_photographs_are_turned_as_their_camera_says(named: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
+    upright = Image.open(next((folders / "held-out" / "digit-1").iterdir())).convert("RGB").resize((64, 64))
+    turned = upright.transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    upright.save(tmp_path / "upright.png")
+    turned.save(tmp_path / "turned.png", exif=exif)
+    lines = output(capsys, "predict", named, tmp_path, "--top", "3").splitlines()
+    assert lines[0].split("  ")[1:] == lines[1].split("  ")[1:]
+
+
+def test_the_model_of_an_experiment(tmp_path: Path, folders: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(
+            [
+                "run",
+                "--method",
+                "efc",
+                "--tasks",
+                "2",
+                "--epochs",
+                "1",
+                "--device",
+                "cpu",
+                "--output",
+                "runs",
+                "--quiet",
+            ]
+        )
+        == 0
+    )
+    (model,) = (path.parent for path in Path("runs").rglob("state.json") if path.parent.name == "model")
+    card = Model.load(model, "cpu").card
+    assert sorted(card.labels) == [str(digit) for digit in range(10)]
+    assert card.task_sizes == [5, 5]
+    image = next(folders.rglob("*.png"))
+    assert output(capsys, "predict", model, image).split()[1] in card.labels
+    assert "10 classes in 2 tasks" in output(capsys, "inspect", model)
+    assert "Passed" in output(capsys, "audit", model, "--data", folders / "first")
+    before = sorted((path, path.read_bytes()) for path in model.iterdir())
+    assert main(["learn", str(model), "--data", str(folders / "first")]) == 2
+    assert "is the model of an experiment" in capsys.readouterr().err
+    assert sorted((path, path.read_bytes()) for path in model.iterdir()) == before
+
+
+def test_inspect(named: Path, capsys: Any) -> None:
+    text = output(capsys, "inspect", named)
+    assert text.startswith("efc on slim, images of 8 x 8 pixels, 3 classes in 2 tasks")
+    card = Model.load(named, "cpu").card
+    for each in card.classes:
+        line = next(line for line in text.splitlines() if line.strip().startswith(str(each.label)))
+        assert f"task {each.task + 1}" in line
+        assert each.learned[:10] in line
+        assert "24 images" in line
+    for word in ("class means", "class covariances", "empirical feature matrix", "membership", "recovered"):
+        assert word in text
+    facts = json.loads(output(capsys, "inspect", named, "--format", "json"))
+    assert facts["card"] == json.loads((named / "model.json").read_text())["facts"]
+    numbers = sum(int(np.prod(tensor["shape"])) for tensor in facts["tensors"].values())
+    assert sum(row["numbers"] for row in facts["stored"]) == numbers
+    assert not facts["unfinished_task"]
+    assert main(["inspect", str(named), "--format", "xml"]) == 2
+    assert main(["inspect", str(named.parent)]) == 2

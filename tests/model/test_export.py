@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from efcil.classifier import IncrementalClassifier
+from efcil.cli import main
+from efcil.errors import SettingsError
+from efcil.model import Model, ModelError
+from efcil.model import export as exporting
+from efcil.model.export import export
+from efcil.model.model import probabilities
+
+
+@pytest.fixture(scope="session")
+def images() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (7, 8, 8, 3), np.uint8)
+
+
+def test_onnx_agrees(trained: Path, tmp_path: Path, images: np.ndarray, capsys: Any) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the onnx extra")
+    pytest.importorskip("onnxscript", reason="needs the onnx extra")
+    file = tmp_path / "digits.onnx"
+    assert main(["export", str(trained), "--to", "onnx", "--output", str(file)]) == 0
+    assert "3 classes, at most" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["digits.onnx"], "one file, and nothing beside it"
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    model = Model.load(trained, "cpu")
+    for batch in (images, images[:1]):
+        scores, chances = session.run(["scores", "probabilities"], {"images": batch})
+        np.testing.assert_allclose(scores, model.scores(batch), atol=1e-4)
+        np.testing.assert_allclose(chances, probabilities(model.scores(batch)), atol=1e-4)
+    loaded = onnx.load(str(file))
+    facts = json.loads({entry.key: entry.value for entry in loaded.metadata_props}["efcil"])
+    assert facts["classes"] == [0, 1, 2]
+    assert facts["image_size"] == 8
+    numbers = sum(int(np.prod(tensor.dims)) for tensor in loaded.graph.initializer)
+    network = sum(value.numel() for name, value in model.tensors().items() if name.startswith("network."))
+    assert numbers <= network + 64, "class statistics, which scores do not need, are left out"
+
+
+def test_torch_agrees(trained: Path, tmp_path: Path, images: np.ndarray) -> None:
+    file = tmp_path / "digits.pt2"
+    assert main(["export", str(trained), "--to", "torch", "--output", str(file)]) == 0
+    extra = {"efcil": ""}
+    program = torch.export.load(str(file), extra_files=extra)
+    assert json.loads(extra["efcil"])["classes"] == [0, 1, 2]
+    model = Model.load(trained, "cpu")
+    for batch in (images, images[:1]):
+        scores, _ = program.module()(torch.from_numpy(batch))
+        np.testing.assert_allclose(scores.detach().numpy(), model.scores(batch), atol=1e-4)
+    kept = sum(value.numel() for value in program.state_dict.values())
+    assert kept < sum(value.numel() for value in model.tensors().values())
+
+
+def test_methods_with_classifiers_of_their_own(digits: Any, tmp_path: Path) -> None:
+    quick = {"preset": "digits", "epochs": 1, "device": "cpu"}
+    nearest = IncrementalClassifier("sdc", **quick).fit(*digits.train(0, 1)).partial_fit(*digits.train(2))
+    assert export(nearest.model_, "torch", tmp_path / "sdc.pt2") < 1e-4
+
+
+def test_what_torch_cannot_follow_says_so(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from efcil.methods.efc import ElasticFeatureConsolidation
+
+    def scores(self: Any, images: torch.Tensor) -> torch.Tensor:
+        logits = self.network.logits(self.network.features(images))
+        return logits if float(logits.sum()) > 0 else logits + 0
+
+    model = Model.load(trained, "cpu")
+    monkeypatch.setattr(ElasticFeatureConsolidation, "scores", scores)
+    with pytest.raises(ModelError, match="efc cannot be exported"):
+        export(model, "torch", tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", [lambda s: s + 2e-3, lambda s: s[:, ::-1].copy()])
+def test_an_export_that_differs_is_not_written(
+    wrong: Any, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def writer(model: Model, file: Path) -> Any:
+        file.write_bytes(b"wrong")
+        return lambda images: (wrong(model.scores(images)), probabilities(model.scores(images)))
+
+    monkeypatch.setitem(exporting._WRITERS, "torch", writer)
+    with pytest.raises(ModelError, match="does not say what the original says"):
+        export(Model.load(trained, "cpu"), "torch", tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_packages_are_named_with_the_command(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = exporting.importlib.import_module
+
+    def without(name: str, *arguments: Any) -> Any:
+        if name == "onnxscript":
+            raise ImportError(name)
+        return find(name, *arguments)
+
+    monkeypatch.setattr(exporting.importlib, "import_module", without)
+    with pytest.raises(SettingsError, match=r"needs on\w+, which is not installed.*pip install 'efcil\[onnx\]'"):
+        export(Model.load(trained, "cpu"), "onnx", tmp_path / "model.onnx")
+
+
+def test_mistakes(trained: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(["export", str(trained), "--to", "onxx"]) == 2
+    assert "Did you mean 'onnx'" in capsys.readouterr().err
+    assert main(["export", str(trained)]) == 2
+    (tmp_path / "file").write_text("")
+    assert main(["export", str(trained), "--to", "torch", "--output", str(tmp_path / "file" / "x.pt2")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

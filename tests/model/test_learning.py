@@ -1,0 +1,219 @@
+"""`efcil learn`: visits, interruptions, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efcil.cli import main
+from efcil.engine import checkpoint
+from efcil.engine.interrupt import StopRequest
+from efcil.model import Model
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ["--preset", "digits", "--image-size", "8", "--device", "cpu", "--quiet"]
+
+
+def learn(model: Path, data: Path, *more: str) -> int:
+    return main(["learn", str(model), "--data", str(data), *more])
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two visits, three epochs each, nothing in their way."""
+    folder = tmp_path_factory.mktemp("uninterrupted") / "model"
+    assert learn(folder, folders / "first", *QUICK, "--epochs", "3") == 0
+    assert learn(folder, folders / "second", "--device", "cpu", "--quiet") == 0
+    return folder
+
+
+class Impatient(StopRequest):
+    """Asks to stop after so many looks at the clock."""
+
+    patience = 0
+
+    def __init__(self) -> None:
+        self.looks = 0
+        super().__init__()
+
+    @property
+    def requested(self) -> bool:
+        self.looks += 1
+        return self.looks > self.patience
+
+    @requested.setter
+    def requested(self, value: bool) -> None:
+        pass
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> type[Impatient]:
+    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    return Impatient
+
+
+@pytest.mark.parametrize("visit", [1, 2])
+@pytest.mark.parametrize("patience", [0, 2])
+def test_an_interrupted_visit_goes_on_bit_for_bit(
+    visit: int, patience: int, folders: Path, uninterrupted: Path, tmp_path: Path, same: Any,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    model = tmp_path / "model"
+    visits = [
+        (folders / "first", [*QUICK, "--epochs", "3"]),
+        (folders / "second", ["--device", "cpu", "--quiet"]),
+    ]
+    for number, (data, arguments) in enumerate(visits, 1):
+        if number == visit:
+            before = sorted(path.name for path in model.glob("model*"))
+            monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+            monkeypatch.setattr(Impatient, "patience", patience)
+            assert learn(model, data, *arguments) == 130
+            assert "Give the same command again to go on" in capsys.readouterr().err
+            assert checkpoint.exists(model / "partial")
+            assert sorted(path.name for path in model.glob("model*")) == before, "the model is what it was"
+            monkeypatch.undo()
+        assert learn(model, data, *arguments) == 0
+    assert not (model / "partial").exists()
+    assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
+def test_a_killed_process_goes_on_from_its_last_checkpoint(
+    folders: Path, uninterrupted: Path, tmp_path: Path, same: Any
+) -> None:
+    model = tmp_path / "model"
+    arguments = ["learn", str(model), "--data", str(folders / "first"), *QUICK, "--epochs", "3"]
+    # Killed by itself, the hard way, right after the first checkpoint, which is after step 2 of the first epoch's two.
+    program = (
+        "import os, signal, torch\n"
+        "torch.set_num_threads(1)\n"
+        "from efcil.engine.checkpoint import TaskKeeper\n"
+        "save = TaskKeeper.save\n"
+        "def deadly(*a):\n"
+        "    save(*a)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "TaskKeeper.save = deadly\n"
+        "from efcil.cli import main\n"
+        f"main({[*arguments, '--checkpoint-steps', '1']!r})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert checkpoint.read(model / "partial").facts["position"]["step"] == 1
+    assert main(arguments) == 0
+    assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 0
+    assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
+@pytest.fixture
+def interrupted(folders: Path, uninterrupted: Path, tmp_path: Path, impatient: Any, monkeypatch: Any) -> Path:
+    """A model in the middle of its second visit."""
+    model = tmp_path / "model"
+    monkeypatch.undo()
+    assert learn(model, folders / "first", *QUICK, "--epochs", "3") == 0
+    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    monkeypatch.setattr(Impatient, "patience", 1)
+    assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 130
+    monkeypatch.undo()
+    return model
+
+
+def test_an_unfinished_task_is_not_lost_by_mistake(
+    interrupted: Path, folders: Path, tmp_path: Path, uninterrupted: Path, same: Any, capsys: Any
+) -> None:
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "other" / "digit-3")
+    shutil.copytree(folders / "held-out" / "digit-2", tmp_path / "changed" / "digit-2")
+    capsys.readouterr()
+    for arguments, message in (
+        ((tmp_path / "other",), "in the middle of learning digit-2, and this command has other classes"),
+        ((tmp_path / "changed",), "this command has other images"),
+        ((folders / "second", "--epochs", "2"), "this command has other settings"),
+        ((folders / "first", "--more"), "in the middle of learning new classes"),
+    ):
+        data, *flags = arguments
+        assert learn(interrupted, Path(data), *map(str, flags), "--quiet", "--device", "cpu") == 2
+        assert message in capsys.readouterr().err
+    assert main(["inspect", str(interrupted)]) == 0
+    assert "A task is unfinished" in capsys.readouterr().out
+    assert learn(interrupted, folders / "second", "--quiet", "--device", "cpu") == 0
+    assert same(Model.load(interrupted, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
+def test_an_unfinished_task_can_be_discarded(interrupted: Path, folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "other" / "digit-3")
+    assert learn(interrupted, tmp_path / "other", "--quiet", "--device", "cpu", "--discard") == 0
+    assert Model.load(interrupted, "cpu").card.labels == ["digit-0", "digit-1", "digit-3"]
+
+
+def test_a_damaged_unfinished_task_begins_anew(
+    interrupted: Path, folders: Path, uninterrupted: Path, same: Any, capsys: Any
+) -> None:
+    next((interrupted / "partial").glob("*.safetensors")).write_bytes(b"")
+    assert learn(interrupted, folders / "second", "--device", "cpu") == 0
+    assert "begins anew" in capsys.readouterr().out
+    assert same(Model.load(interrupted, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
+def test_an_unfinished_task_that_was_finished_after_all_is_forgotten(
+    interrupted: Path, folders: Path, tmp_path: Path
+) -> None:
+    """As after a crash between saving the model and removing the unfinished task."""
+    partial = Path(shutil.copytree(interrupted / "partial", tmp_path / "partial"))
+    assert learn(interrupted, folders / "second", "--quiet", "--device", "cpu") == 0
+    shutil.copytree(partial, interrupted / "partial")
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "third" / "digit-3")
+    assert learn(interrupted, tmp_path / "third", "--quiet", "--device", "cpu") == 0
+    assert len(Model.load(interrupted, "cpu").card.classes) == 4
+    assert not (interrupted / "partial").exists()
+
+
+def test_known_classes_are_refused_unless_more_is_said(
+    uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any
+) -> None:
+    model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
+    content = (model / "model.json").read_bytes()
+    capsys.readouterr()
+    assert learn(model, folders / "both", "--quiet") == 2
+    assert "knows digit-0, digit-1, digit-2 already" in capsys.readouterr().err
+    assert (model / "model.json").read_bytes() == content
+    assert learn(model, folders / "held-out", "--more", "--device", "cpu") == 0
+    assert "learned more of digit-0, digit-1, digit-2 from 72 images" in capsys.readouterr().out
+    assert [each.images for each in Model.load(model, "cpu").card.classes] == [48, 48, 48]
+
+
+def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    model = tmp_path / "model"
+    assert learn(model, folders / "first", *QUICK[:-1], "--epochs", "2", "--set", "efm_weight=5") == 0
+    output = capsys.readouterr().out
+    assert "task 1/1  epoch 2/2" in output
+    assert "learned digit-0, digit-1 from 48 images; it knows 2 classes now." in output
+    assert learn(model, folders / "second", "--set", "later.learning_rate=0.002", "--quiet", "--device", "cpu") == 0
+    card = Model.load(model, "cpu").card
+    assert card.resolved.method.efm_weight == 5.0, "what was set before stays"
+    assert card.resolved.later.learning_rate == 0.002
+    for arguments, message in (
+        ((tmp_path / "nowhere",), "is not a folder"),
+        ((folders / "second", "--method", "lwf"), "cannot become lwf"),
+        ((folders / "second", "--method", "efk"), "Did you mean 'efc'"),
+        ((folders / "second", "--epoch", "1"), "no option '--epoch'"),
+    ):
+        data, *flags = arguments
+        capsys.readouterr()
+        assert learn(model, Path(data), *map(str, flags)) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_two_at_a_time_are_kept_apart(uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
+    from efcil.experiment.files import locked
+
+    model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
+    with locked(model / ".lock"):
+        assert learn(model, folders / "first", "--more") == 2
+    assert "being worked on by another process" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""The fused backbone against the layers it replaces: features, gradients and running statistics."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from efcil.network.fused import FusedBackbone, channels_last_view
+from efcil.network.incremental import IncrementalNetwork
+from efcil.network.resnet import ResNet
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def make(dtype: torch.dtype, large: bool = False) -> ResNet:
+    """A small network whose normalisation is not the trivial one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = ResNet((8, 16), (1, 2), large_images=large).to(dtype).to(memory_format=torch.channels_last)
+    for number, module in enumerate(network.modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            size = module.num_features
+            assert module.running_mean is not None
+            assert module.running_var is not None
+            module.weight.data = 1 + 0.3 * draw(size, seed=number, dtype=dtype)
+            module.bias.data = 0.3 * draw(size, seed=number + 100, dtype=dtype)
+            module.running_mean.copy_(0.3 * draw(size, seed=number + 200))
+            module.running_var.copy_(0.5 + draw(size, seed=number + 300).abs())
+    return network
+
+
+def convolution_gradients(fused: FusedBackbone) -> list[Tensor]:
+    """The gradients of the module's weights: those of the folded weights, times what was folded in."""
+    pieces = fused.gradient.split(fused.sizes)
+    gradients = [channels_last_view(p, c.weight.shape) for p, c in zip(pieces, fused.convolutions, strict=True)]
+    if fused.folded:
+        gradients = [g * s[:, None, None, None] for g, s in zip(gradients, fused.scales(), strict=True)]
+    return gradients
+
+
+def norms(network: ResNet) -> list[nn.BatchNorm2d]:
+    return [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("large", [False, True], ids=["small images", "large images"])
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("training", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
+def test_features_gradients_and_statistics(dtype: torch.dtype, large: bool, passes: int, training: bool) -> None:
+    plain, other = make(dtype, large).train(training), make(dtype, large).train(training)
+    fused = FusedBackbone(other, dtype)
+    for number in range(passes):  # a loss may look at two batches, whose gradients add up
+        images = draw(6, 3, 16, 16, seed=number, dtype=dtype)
+        direction = draw(6, 16, seed=number + 50, dtype=dtype)
+        expected, found = plain(images), fused(images)
+        close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+        torch.testing.assert_close(found, expected, **close)
+        (expected * direction).sum().backward()
+        (found * direction).sum().backward()
+    wanted = [c.weight.grad for c in plain.modules() if isinstance(c, nn.Conv2d)]
+    for gradient, right in zip(convolution_gradients(fused), wanted, strict=True):
+        torch.testing.assert_close(gradient, right, **close)
+    for mine, theirs in zip(norms(other), norms(plain), strict=True):
+        torch.testing.assert_close(mine.running_mean, theirs.running_mean, **close)
+        torch.testing.assert_close(mine.running_var, theirs.running_var, **close)
+    if training:
+        channels = [norm.num_features for norm in norms(plain)]
+        for row, name in enumerate(("weight", "bias")):
+            for gradient, norm in zip(fused.norm_gradient[row].split(channels), norms(plain), strict=True):
+                torch.testing.assert_close(gradient, getattr(norm, name).grad, **close)
+
+
+def test_a_new_step_forgets_the_gradients_of_the_last() -> None:
+    fused = FusedBackbone(make(torch.float64).train(), torch.float64)
+    images = draw(4, 3, 8, 8)
+    fused(images).sum().backward()
+    once, norm = fused.gradient.clone(), fused.norm_gradient.clone()
+    fused.zero_grad()
+    fused(images).sum().backward()
+    torch.testing.assert_close(fused.gradient, once)
+    torch.testing.assert_close(fused.norm_gradient, norm)
+
+
+def test_weights_that_are_changed_from_outside_are_noticed_after_invalidation() -> None:
+    backbone = make(torch.float64).eval()
+    fused = FusedBackbone(backbone, torch.float64)
+    images = draw(4, 3, 8, 8)
+    before = fused(images).detach()
+    with torch.no_grad():
+        backbone.conv1.weight.mul_(2)
+    fused.invalidate()
+    after = fused(images).detach()
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, backbone(images))
+
+
+def test_training_and_evaluation_alternate() -> None:
+    plain, other = make(torch.float64), make(torch.float64)
+    fused = FusedBackbone(other, torch.float64)
+    for number, training in enumerate((False, True, True, False)):
+        images = draw(4, 3, 8, 8, seed=number)
+        plain.train(training)
+        other.train(training)
+        torch.testing.assert_close(fused(images), plain(images))
+
+
+def test_a_frozen_copy_is_one_of_its_own() -> None:
+    network = IncrementalNetwork(make(torch.float32))
+    network.add_head(3, torch.Generator().manual_seed(0))
+    network.fused = FusedBackbone(network.backbone, torch.float32)
+    network.eval()
+    images = draw(4, 3, 8, 8, dtype=torch.float32)
+    before = network.features(images).detach()
+    twin = network.frozen_copy()
+    assert twin.fused is not None
+    assert twin.fused is not network.fused
+    with torch.no_grad():
+        network.backbone.conv1.weight.mul_(2)
+    network.fused.invalidate()
+    assert torch.equal(twin.features(images), before)
+    assert not torch.allclose(network.features(images), before)
+    assert not any(parameter.requires_grad for parameter in twin.parameters())

@@ -1,0 +1,684 @@
+"""Runs and grids on the bundled digits: what they leave behind, what they share, and how they fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from efcil import methods
+from efcil.cli import main
+from efcil.commands.run import plan
+from efcil.data.augment import Normalisation
+from efcil.data.images import Dataset, ImageSet
+from efcil.data.sources import SourceOptions, load_dataset
+from efcil.engine import checkpoint
+from efcil.engine.checkpoint import CheckpointError
+from efcil.engine.evaluate import TestImages, evaluate
+from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.trainer import Trainer
+from efcil.errors import DataError, GridError, SettingsError, TrainingError
+from efcil.evaluation.metrics import summarise
+from efcil.experiment import files, run_grid, run_one, workers
+from efcil.experiment import run as run_module
+from efcil.experiment.first_tasks import FOLDER, STEM, digest, fingerprint, fresh_network
+from efcil.experiment.run import Run, make_run_scenario
+from efcil.runfolder import RunFolder, RunFolderError, locate
+from efcil.settings import Settings, load_config
+
+SHORT: dict[str, Any] = {"first_task_epochs": 1, "epochs": 1, "batch_size": 64, "device": "cpu"}
+TWO_TASKS: dict[str, Any] = {"scenario": "custom", "tasks": 2, **SHORT}
+TIMES = ("seconds", "finished")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset("digits", None, SourceOptions())
+
+
+@pytest.fixture(scope="module")
+def few(digits: Dataset) -> Dataset:
+    """Every eighth training image: enough where only the way of a run matters."""
+    train = ImageSet(digits.train.images[::8], digits.train.labels[::8])
+    return dataclasses.replace(digits, train=train)
+
+
+def tensors(run: RunFolder) -> dict[str, torch.Tensor]:
+    return checkpoint.read(run.model).tensors
+
+
+def same(left: RunFolder, right: RunFolder) -> bool:
+    """Whether two runs ended in the same state, bit for bit, on the same way."""
+    one, other = tensors(left), tensors(right)
+    bits = one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return bits and lines(left) == lines(right) and left.accuracy_file.read_bytes() == right.accuracy_file.read_bytes()
+
+
+def lines(run: RunFolder) -> list[dict[str, Any]]:
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in run.read_metrics()]
+
+
+def trained_first_tasks(output: Path) -> list[Path]:
+    return sorted(path for path in (output / FOLDER).iterdir() if path.is_dir())
+
+
+@dataclasses.dataclass
+class Grid:
+    output: Path
+    settings: list[Settings]
+
+    def run(self, method: str) -> RunFolder:
+        return next(locate(self.output, each) for each in self.settings if each.method == method)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    output = tmp_path_factory.mktemp("grid")
+    settings = [Settings(method=method, **SHORT) for method in ("finetune", "efc", "joint")]
+    assert run_grid(settings, output, quiet=True) == [locate(output, each).path for each in settings]
+    return Grid(output, settings)
+
+
+# -- what a run leaves behind ----------------------------------------------------------------------------------------
+
+
+class TestRunFolder:
+    def test_everything_is_there_and_nothing_else(self, grid: Grid) -> None:
+        for settings in grid.settings:
+            run = grid.run(settings.method)
+            names = {str(file.relative_to(run.path)) for file in run.path.rglob("*") if file.is_file()}
+            (tensor_file,) = {name for name in names if name.startswith("model/state-")}
+            expected = {"settings.yaml", "metrics.jsonl", "accuracy.csv", "summary.json", "log.txt", "model/state.json"}
+            assert names == expected | {tensor_file}
+
+    def test_settings_run_again(self, grid: Grid) -> None:
+        for settings in grid.settings:
+            assert load_config(grid.run(settings.method).settings_file) == [settings]
+
+    def test_metrics_have_a_line_per_epoch_and_per_task(self, grid: Grid) -> None:
+        found = grid.run("efc").read_metrics()
+        assert [(line["kind"], line["task"]) for line in found] == [
+            (kind, task) for task in range(1, 6) for kind in ("epoch", "task")
+        ]
+        first, done = found[0], found[1]
+        assert first["epoch"] == 1
+        assert first["losses"].keys() == {"current"}
+        assert found[2]["losses"].keys() == {"drift", "current", "replay"}
+        assert first["learning_rate"] == pytest.approx(1e-3)
+        assert all(line["seconds"] for line in found)
+        assert done["A_step"] == pytest.approx(done["accuracy"][0])
+
+    def test_summary_is_what_the_matrices_say(self, grid: Grid) -> None:
+        for method in ("efc", "finetune"):
+            run = grid.run(method)
+            summary = run.read_summary()
+            agnostic, aware, sizes = run.read_accuracy()
+            assert sizes == summary["task_sizes"] == [2] * 5
+            assert (aware >= agnostic)[np.tril_indices(5)].all()
+            metrics = summarise(agnostic, sizes, aware)
+            assert summary["A_step"] == metrics.last_step_accuracy
+            assert summary["A_inc"] == metrics.average_incremental_accuracy
+            assert tuple(summary["A_step_per_task"]) == metrics.step_accuracy
+            assert summary["task_mean"] == metrics.task_mean[-1]
+            assert summary["forgetting"] == metrics.average_forgetting
+            assert tuple(summary["forgetting_per_task"]) == metrics.forgetting
+            assert summary["task_aware_A_step"] == metrics.aware_last_step_accuracy
+            rows = [line["accuracy"] for line in run.read_metrics() if line["kind"] == "task"]
+            for k, row in enumerate(rows):
+                assert row == agnostic[k, : k + 1].tolist()
+
+    def test_summary_says_what_it_was_made_with(self, grid: Grid, digits: Dataset) -> None:
+        summary = grid.run("efc").read_summary()
+        order = summary["class_order"]
+        assert sorted(order) == list(range(10))
+        assert summary["class_names"] == [digits.class_names[original] for original in order]
+        assert summary["execution"] == {"device": "cpu", "precision": "fp32", "path": "plain", "deterministic": False}
+        assert {"torch", "efcil", "python"} <= summary["versions"].keys()
+        assert summary["seconds"].keys() == {"start_up", "train", "statistics", "evaluation", "total"}
+        parts = [seconds for name, seconds in summary["seconds"].items() if name != "total"]
+        assert 0 < sum(parts) <= summary["seconds"]["total"]
+        stored = summary["stored"]
+        # Means, covariances and which belongs to whom, for ten classes of 64 features, and the feature matrix.
+        assert stored["numbers"] == 10 * (64 + 64 * 64 + 1) + 64 * 64
+        assert stored["by_name"]["means"] == {"numbers": 640, "bytes": 2560}
+        network = {name: value for name, value in tensors(grid.run("efc")).items() if name.startswith("network.")}
+        statistics = ("running_mean", "running_var", "num_batches_tracked")
+        weights = [value.numel() for name, value in network.items() if not name.endswith(statistics)]
+        assert summary["parameters"] == sum(weights)
+
+    def test_the_model_alone_repeats_the_last_accuracies(self, grid: Grid, digits: Dataset) -> None:
+        run = grid.run("efc")
+        saved = checkpoint.read(run.model)
+        facts = saved.facts
+        cls = methods.get(facts["method"])
+        network = fresh_network(facts["network"], 1234, torch.device("cpu"))
+        method = cls(network, cls.Settings(**facts["method_settings"]))
+        method.load_tensors(saved.tensors)
+        method.eval()
+        scenario = make_run_scenario(grid.settings[1], digits)
+        assert facts["class_order"] == list(scenario.order)
+        assert facts["head_sizes"] == [2] * 5
+        images = TestImages(
+            digits.test.images,
+            scenario.relabel(digits.test.labels),
+            normalisation=Normalisation(tuple(facts["normalisation"]["mean"]), tuple(facts["normalisation"]["std"])),
+            device=torch.device("cpu"),
+        )
+        agnostic, aware = evaluate(method, images, scenario, 4)
+        accuracy = run.read_accuracy()
+        assert agnostic == accuracy[0][4].tolist()
+        assert aware == accuracy[1][4].tolist()
+
+    def test_the_log_tells_the_story(self, grid: Grid) -> None:
+        log = grid.run("efc").log_file.read_text()
+        for part in ("5 tasks on cpu", "task 2/5  epoch 1/1  drift", "task 5/5 done: A_step", "after task"):
+            assert part in log
+
+    def test_finished_runs_are_left_as_they_are(
+        self, grid: Grid, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = {file: file.read_bytes() for file in grid.output.rglob("*") if file.is_file()}
+        monkeypatch.setattr(run_module, "Run", None)  # nothing may even begin
+        run_grid(grid.settings, grid.output)
+        assert capsys.readouterr().out.count("finished before, skipped.") == 3
+        assert {file: file.read_bytes() for file in grid.output.rglob("*") if file.is_file()} == before
+
+    def test_a_folder_of_another_run_is_refused(self, few: Dataset, tmp_path: Path) -> None:
+        settings = Settings(method="finetune", **TWO_TASKS)
+        run_one(settings, tmp_path, few, quiet=True)
+        other = locate(tmp_path, settings).path
+        moved = locate(tmp_path, dataclasses.replace(settings, seed=1)).path
+        other.rename(moved)
+        with pytest.raises(RunFolderError, match="seed is 0 there and 1 now"):
+            run_one(dataclasses.replace(settings, seed=1), tmp_path, few, quiet=True)
+
+
+# -- the same again, and not the same --------------------------------------------------------------------------------
+
+
+def test_one_seed_one_result_and_another_seed_another(few: Dataset, tmp_path: Path) -> None:
+    settings = Settings(method="efc", **TWO_TASKS)
+    runs = []
+    for number, each in enumerate((settings, settings, dataclasses.replace(settings, seed=1, class_seed=0))):
+        torch.manual_seed(number)  # the state of the global generator must not matter
+        run_one(each, tmp_path / str(number), few, quiet=True)
+        runs.append(locate(tmp_path / str(number), each))
+    assert same(runs[0], runs[1])
+    assert not same(runs[0], runs[2])
+
+
+def test_flags_reach_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = []
+    create = Trainer.__init__
+
+    def watched(self: Trainer, *arguments: Any) -> None:
+        create(self, *arguments)
+        recipes.append((self.recipe, self.feed.steps_per_epoch, self.learner))
+
+    monkeypatch.setattr(Trainer, "__init__", watched)
+    command = (
+        "run --method efc --tasks 2 --epochs 2 --first-task-epochs 3 --batch-size 256 --device cpu --quiet --set "
+        "later.learning_rate=5e-4 first_task.rotations=false first_task.weight_decay=0 efm_weight=3 --output"
+    )
+    assert main([*command.split(), str(tmp_path)]) == 0
+    (first, first_steps, _), (later, _, learner) = recipes
+    assert (first.epochs, first.batch_size, first.rotations, first.weight_decay) == (3, 256, False, 0.0)
+    assert (later.epochs, later.batch_size, later.learning_rate) == (2, 256, 5e-4)
+    assert first.milestones == (1, 2), "scaled from [6, 10] of 12 epochs"
+    assert first_steps == 3
+    assert learner.settings.efm_weight == 3.0
+
+
+@pytest.mark.parametrize("method", ["efc", "finetune"])
+@pytest.mark.parametrize(("tasks", "sizes"), [(1, [10]), (3, [4, 3, 3]), (10, [1] * 10)])
+def test_tasks_of_any_size(few: Dataset, tmp_path: Path, method: str, tasks: int, sizes: list[int]) -> None:
+    settings = Settings(method=method, **TWO_TASKS | {"tasks": tasks})
+    run = RunFolder(run_one(settings, tmp_path, few, quiet=True))
+    summary = run.read_summary()
+    assert summary["task_sizes"] == sizes
+    agnostic, aware, _ = run.read_accuracy()
+    assert np.isfinite(agnostic[np.tril_indices(tasks)]).all()
+    assert (aware[np.tril_indices(tasks)] == 100).all() == (tasks == 10), "one class per task leaves no choice"
+
+
+def test_a_task_without_test_images_is_not_measured(few: Dataset, tmp_path: Path) -> None:
+    settings = Settings(method="finetune", **TWO_TASKS, class_order="natural")
+    test = few.test
+    without = dataclasses.replace(few, test=ImageSet(test.images[test.labels >= 5], test.labels[test.labels >= 5]))
+    run = RunFolder(run_one(settings, tmp_path, without, quiet=True))
+    agnostic, _, _ = run.read_accuracy()
+    assert np.isnan(agnostic[:, 0]).all()
+    assert np.isfinite(agnostic[1, 1])
+    assert run.read_summary()["A_step"] is None
+
+
+def test_a_task_without_training_images_is_an_error(few: Dataset, tmp_path: Path) -> None:
+    settings = Settings(method="finetune", **TWO_TASKS, class_order="natural")
+    train = few.train
+    without = dataclasses.replace(few, train=ImageSet(train.images[train.labels < 5], train.labels[train.labels < 5]))
+    with pytest.raises(DataError, match="Task 2 of digits has no training image"):
+        run_one(settings, tmp_path, without, quiet=True)
+
+
+# -- the first task --------------------------------------------------------------------------------------------------
+
+
+class TestFirstTask:
+    def test_it_is_trained_once_and_the_same_as_alone(self, grid: Grid, digits: Dataset, tmp_path: Path) -> None:
+        # One for fine-tuning and EFC, one for joint training on everything.
+        assert len(trained_first_tasks(grid.output)) == 2
+        efc, finetune = grid.run("efc"), grid.run("finetune")
+        assert efc.read_summary()["first_task"] == finetune.read_summary()["first_task"]
+        assert "trained before, taken from" in efc.log_file.read_text()
+        assert "trained before" not in finetune.log_file.read_text()
+        alone = RunFolder(run_one(grid.settings[1], tmp_path, digits, quiet=True))
+        assert "trained before" not in alone.log_file.read_text()
+        assert same(alone, efc)
+
+    def test_scenarios_with_the_same_first_task_share_it(
+        self, grid: Grid, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shutil.copytree(grid.output / FOLDER, tmp_path / FOLDER)
+        monkeypatch.setattr(run_module, "FirstTask", None)  # which trains first tasks
+        settings = Settings(method="finetune", scenario="custom", tasks=2, first_task_classes=2, **SHORT)
+        run = RunFolder(run_one(settings, tmp_path, digits, quiet=True))
+        assert run.read_accuracy()[0][0, 0] == grid.run("finetune").read_accuracy()[0][0, 0]
+        assert run.read_summary()["first_task"] == grid.run("finetune").read_summary()["first_task"]
+
+    def test_the_seconds_count_for_every_run_that_uses_it(self, grid: Grid) -> None:
+        place = grid.output / FOLDER / grid.run("efc").read_summary()["first_task"]
+        trained = checkpoint.read(place, STEM).facts["seconds"]
+        for method in ("efc", "finetune"):
+            line = next(line for line in grid.run(method).read_metrics() if line["kind"] == "task")
+            assert line["seconds"]["train"] >= 0.99 * trained > 0
+
+    @pytest.mark.parametrize(
+        ("change", "shared"),
+        [
+            ({"method": "efc"}, True),
+            ({"scenario": "custom", "tasks": 4, "first_task_classes": 2}, True),
+            ({"epochs": 7}, True),
+            ({"overrides": {"later.learning_rate": 0.5}}, True),
+            ({"seed": 1, "class_seed": 0}, False),
+            ({"class_seed": 3}, False),
+            ({"scenario": "ws5"}, False),
+            ({"first_task_epochs": 2}, False),
+            ({"batch_size": 32}, False),
+            ({"network": "resnet18-small"}, False),
+            ({"augmentation": "none"}, False),
+            ({"path": "fused"}, False),
+            ({"overrides": {"first_task.rotations": False}}, False),
+        ],
+        ids=str,
+    )
+    def test_what_decides_it(self, few: Dataset, tmp_path: Path, change: dict[str, Any], shared: bool) -> None:
+        settings = Settings(method="finetune", **SHORT)
+        keys = set()
+        for each in (settings, dataclasses.replace(settings, **change)):
+            run = Run(each, tmp_path, few, "0")
+            keys.add(digest(run.first_task_description(run.scenario.task_sizes[0], run.recipe(0))))
+        assert len(keys) == (1 if shared else 2)
+
+    def test_the_fingerprint_sees_pixels_labels_and_classes(self, few: Dataset) -> None:
+        images, labels = few.train.images.copy(), few.train.labels.copy()
+        images[0, 4, 4, 0] ^= 1
+        labels[-1] = (labels[-1] + 1) % 10
+        variants = [
+            few,
+            dataclasses.replace(few, train=ImageSet(images, few.train.labels)),
+            dataclasses.replace(few, train=ImageSet(few.train.images, labels)),
+            dataclasses.replace(few, class_names=tuple("abcdefghij")),
+            dataclasses.replace(few, mean=(0.5, 0.5, 0.5)),
+        ]
+        assert len({fingerprint(variant) for variant in variants}) == len(variants)
+        assert fingerprint(few) == fingerprint(dataclasses.replace(few))
+
+    def test_a_damaged_one_is_trained_again(self, few: Dataset, tmp_path: Path) -> None:
+        settings = Settings(method="finetune", **TWO_TASKS)
+        first = RunFolder(run_one(settings, tmp_path / "a", few, quiet=True))
+        (place,) = trained_first_tasks(tmp_path / "a")
+        (tensor_file,) = place.glob("*.safetensors")
+        tensor_file.write_bytes(tensor_file.read_bytes()[:-3])
+        shutil.copytree(tmp_path / "a" / FOLDER, tmp_path / "b" / FOLDER)
+        with pytest.warns(UserWarning, match="is damaged"):
+            second = RunFolder(run_one(settings, tmp_path / "b", few, quiet=True))
+        assert same(first, second)
+
+    def test_it_is_waited_for_while_another_process_trains_it(
+        self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = Settings(method="finetune", **TWO_TASKS)
+        run = Run(settings, tmp_path, few, "0")
+        lock = files.locked(run.store.lock(digest(run.first_task_description(5, run.recipe(0)))))
+        lock.__enter__()
+        naps = []
+        sleep = files.time.sleep
+
+        def wake(seconds: float) -> None:
+            if seconds != files.POLL_SECONDS:  # somebody else's nap
+                return sleep(seconds)
+            naps.append(seconds)
+            if len(naps) == 2:
+                lock.__exit__(None, None, None)
+            return None
+
+        monkeypatch.setattr(files.time, "sleep", wake)
+        run_one(settings, tmp_path, few, quiet=True, fingerprint="0")
+        assert len(naps) == 2
+        log = run.folder.log_file.read_text()
+        assert log.count(f"waiting for the first task, which another process (number {os.getpid()}) is training") == 1
+
+
+# -- joint training --------------------------------------------------------------------------------------------------
+
+
+def test_joint_training_after_the_last_task_and_after_every_task(few: Dataset, tmp_path: Path) -> None:
+    settings = {
+        when: Settings(method="joint", overrides={"when": when}, **TWO_TASKS | {"tasks": 3})
+        for when in ("last", "every")
+    }
+    # In folders of their own, so that nothing is shared.
+    runs = {when: RunFolder(run_one(settings[when], tmp_path / when, few, quiet=True)) for when in settings}
+    last, every = (runs[when].read_accuracy()[0] for when in ("last", "every"))
+    assert np.isnan(last[:2]).all()
+    assert np.isfinite(every[np.tril_indices(3)]).all()
+    assert last[2].tolist() == every[2].tolist()
+    summary = runs["last"].read_summary()
+    assert summary["A_step"] == runs["every"].read_summary()["A_step"]
+    assert summary["A_inc"] is None
+    assert [line["task"] for line in lines(runs["last"])] == [3, 3]
+    assert [line["task"] for line in lines(runs["every"])] == [1, 1, 2, 2, 3, 3]
+    assert len(trained_first_tasks(tmp_path / "every")) == 3
+    assert checkpoint.read(runs["every"].model).facts["head_sizes"] == [10]
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+DIVERGING = {"later.learning_rate": 1e30}
+
+
+class TestFailures:
+    def test_a_loss_that_is_not_finite_ends_the_run(self, few: Dataset, tmp_path: Path) -> None:
+        settings = Settings(method="finetune", overrides=DIVERGING, **TWO_TASKS)
+        with pytest.raises(TrainingError) as error:
+            run_one(settings, tmp_path, few, quiet=True, checkpoint_steps=1)
+        assert "is not finite in task 2, epoch 1, step " in str(error.value)
+        assert "--set later.learning_rate" in str(error.value)
+        run = locate(tmp_path, settings)
+        assert not run.is_finished(settings)
+        kept = checkpoint.read(run.model)
+        assert kept.facts["completed"] == 1
+        assert all(torch.isfinite(value).all() for value in kept.tensors.values())
+        for partial in run.path.glob("partial/*.safetensors"):
+            middle = checkpoint.read(partial.parent)
+            assert all(torch.isfinite(value).all() for value in middle.tensors.values())
+        assert f"Failed: {error.value}" in run.log_file.read_text()
+
+    def test_the_first_task_has_a_learning_rate_of_its_own(self, few: Dataset, tmp_path: Path) -> None:
+        settings = Settings(method="finetune", overrides={"first_task.learning_rate": 1e30}, **TWO_TASKS)
+        with pytest.raises(TrainingError, match=r"task 1, epoch 1, step \d.*--set first_task\.learning_rate"):
+            run_one(settings, tmp_path, few, quiet=True)
+        assert trained_first_tasks(tmp_path) == []
+
+    def test_one_failing_run_does_not_stop_the_others(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        settings = [
+            Settings(method="finetune", **TWO_TASKS, overrides=DIVERGING),
+            Settings(method="finetune", **TWO_TASKS),
+        ]
+        with pytest.raises(GridError, match="1 of 2 runs failed") as error:
+            run_grid(settings, tmp_path)
+        failed, finished = (locate(tmp_path, each) for each in settings)
+        assert error.value.paths == [failed.path, finished.path]
+        assert str(failed.path) in str(error.value)
+        assert not failed.is_finished()
+        assert finished.is_finished()
+        assert f"{failed.path}: failed. " in capsys.readouterr().out
+
+    def test_the_command_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        command = "run --method finetune efc --tasks 2 --epochs 1 --batch-size 64 --device cpu --quiet --set "
+        arguments = [*command.split(), "regulariser=features", "feature_weight=1e38", "--output", str(tmp_path)]
+        assert main(arguments) == 1
+        captured = capsys.readouterr()
+        assert "1 of 2 runs failed" in captured.err
+        assert "The loss is not finite in task 2" in captured.err
+        assert "\nfinetune" in captured.out, "the run that finished is in the table"
+        assert "not finished" in captured.out
+
+    def test_one_run_alone_fails_with_its_own_error(self, tmp_path: Path) -> None:
+        with pytest.raises(TrainingError) as error:
+            run_grid([Settings(method="finetune", **TWO_TASKS, overrides=DIVERGING)], tmp_path, quiet=True)
+        assert not isinstance(error.value, GridError)
+
+    def test_an_unexpected_error_is_in_the_log(
+        self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(*arguments: object) -> None:
+            raise ZeroDivisionError("oops")
+
+        monkeypatch.setattr(run_module, "evaluate", broken)
+        settings = Settings(method="finetune", **TWO_TASKS)
+        with pytest.raises(ZeroDivisionError):
+            run_one(settings, tmp_path, few, quiet=True)
+        assert "Failed: ZeroDivisionError: oops" in locate(tmp_path, settings).log_file.read_text()
+
+    def test_no_such_gpu(self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(SettingsError, match="PyTorch finds no GPU here"):
+            run_one(Settings(method="finetune", **TWO_TASKS | {"device": "cuda:1"}), tmp_path, few, quiet=True)
+
+    def test_two_processes_do_not_work_on_one_run(self, few: Dataset, tmp_path: Path) -> None:
+        settings = Settings(method="finetune", **TWO_TASKS)
+        run = locate(tmp_path, settings)
+        with files.locked(run.path / ".lock"), pytest.raises(RunFolderError, match="another process") as error:
+            run_one(settings, tmp_path, few, quiet=True)
+        assert str(os.getpid()) in str(error.value)
+        assert not run.settings_file.exists()
+        run_one(settings, tmp_path, few, quiet=True)
+        assert not (run.path / ".lock").exists()
+
+
+# -- files that cannot be written ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("training has begun")
+
+    monkeypatch.setattr(Trainer, "__init__", refuse)
+
+
+class TestDisk:
+    settings = Settings(method="efc", **TWO_TASKS)
+
+    @pytest.mark.usefixtures("nothing_trains")
+    def test_a_read_only_folder(self, few: Dataset, tmp_path: Path) -> None:
+        output = tmp_path / "runs"
+        output.mkdir(mode=0o555)
+        with pytest.raises(RunFolderError, match="Nothing has been trained; choose another folder with --output"):
+            run_one(self.settings, output, few, quiet=True)
+        assert list(output.iterdir()) == []
+
+    @pytest.mark.usefixtures("nothing_trains")
+    def test_a_file_in_the_place_of_a_folder(self, few: Dataset, tmp_path: Path) -> None:
+        (tmp_path / "runs").write_text("")
+        with pytest.raises(RunFolderError, match="Nothing can be written to"):
+            run_one(self.settings, tmp_path / "runs", few, quiet=True)
+
+    @pytest.mark.usefixtures("nothing_trains")
+    def test_a_full_disk(self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=3_000_000))
+        with pytest.raises(RunFolderError, match=r"has 3 MB left, but the checkpoints of this run need about \d+ MB"):
+            run_one(self.settings, tmp_path, few, quiet=True)
+        assert not (tmp_path / FOLDER).exists()
+
+    def test_a_disk_too_small_for_what_the_method_will_store(
+        self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = Run(self.settings, tmp_path, few, "0")
+        usage = shutil.disk_usage(tmp_path)
+        answers = iter([run.needed_bytes() + 1, 300_000])
+        monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=next(answers)))
+        with pytest.raises(RunFolderError, match="has 0 MB left"):
+            run_one(self.settings, tmp_path, few, quiet=True)
+        assert not checkpoint.exists(run.folder.model)
+        assert len(trained_first_tasks(tmp_path)) == 1, "what was trained is not lost"
+
+    @pytest.mark.parametrize("call", ["replace", "fsync"])
+    def test_a_disk_that_fills_up_in_the_middle_of_a_checkpoint(
+        self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        whole = RunFolder(run_one(self.settings, tmp_path / "whole", few, quiet=True))
+        run = locate(tmp_path / "cut", self.settings)
+        original = getattr(os, call)
+
+        def full(*arguments: Any) -> None:
+            # The second checkpoint in the middle of the second task: its tensors fit, its description does not.
+            partial = run.path / "partial"
+            if checkpoint.exists(partial) and len(list(partial.glob("*.safetensors"))) == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            original(*arguments)
+
+        monkeypatch.setattr(checkpoint.os, call, full)
+        with pytest.raises(CheckpointError, match="No space left on device") as error:
+            run_one(self.settings, tmp_path / "cut", few, quiet=True, checkpoint_steps=1)
+        monkeypatch.undo()
+        assert str(run.path) in str(error.value)
+        kept = checkpoint.read(run.path / "partial")
+        assert kept.facts["position"]["step"] == 1
+        assert "No space left on device" in run.log_file.read_text()
+        assert same(RunFolder(run_one(self.settings, tmp_path / "cut", few, quiet=True)), whole)
+
+    def test_a_disk_too_full_for_a_line_of_metrics(
+        self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(self: RunFolder, values: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(RunFolder, "append_metrics", full)
+        with pytest.raises(CheckpointError, match=r"stopped by a file error .*give the same command again"):
+            run_one(self.settings, tmp_path, few, quiet=True)
+
+    def test_what_a_killed_process_left_is_removed(self, few: Dataset, tmp_path: Path) -> None:
+        run = locate(tmp_path, self.settings)
+        run.path.mkdir(parents=True)
+        for name in (".summary.json.abc.tmp", ".lock"):
+            (run.path / name).write_text("{")
+        run_one(self.settings, tmp_path, few, quiet=True)
+        assert not [file for file in run.path.iterdir() if file.name.startswith(".")]
+
+
+# -- stopping and going on, from Python ------------------------------------------------------------------------------
+
+
+def test_a_stop_from_python_names_a_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(method="finetune", **TWO_TASKS)
+    digits = load_dataset("digits", None, SourceOptions())
+    whole = RunFolder(run_one(settings, tmp_path / "whole", digits, quiet=True))
+    before = signal.getsignal(signal.SIGTERM)
+    stop, steps = StopRequest(), []
+    compute = Trainer._compute
+
+    def step(self: Trainer, place: int, length: int) -> None:
+        compute(self, place, length)
+        steps.append(place)
+        stop.requested = len(steps) == 15
+
+    monkeypatch.setattr(Trainer, "_compute", step)
+    with pytest.raises(Interrupted) as interruption:
+        run_one(settings, tmp_path / "cut", digits, quiet=True, stop=stop)
+    words = shlex.split(str(interruption.value).partition("To go on: ")[2])
+    assert words[:2] == ["efcil", "run"]
+    assert main([*words[1:], "--quiet"]) == 0
+    assert same(locate(tmp_path / "cut", settings), whole)
+    assert signal.getsignal(signal.SIGTERM) == before, "the handlers are gone again"
+
+
+# -- several runs on one GPU -----------------------------------------------------------------------------------------
+
+
+class TestWorkers:
+    def test_on_a_cpu_the_runs_take_turns(self, grid: Grid, capsys: pytest.CaptureFixture[str]) -> None:
+        run_grid(grid.settings[:1], grid.output, jobs_per_gpu=2)
+        assert "--jobs-per-gpu is for GPUs; on this device the runs take turns." in capsys.readouterr().out
+
+    def test_a_worker_is_given_the_same_run(self, tmp_path: Path) -> None:
+        settings = Settings(method="efc", seed=3, overrides={"efm_weight": 2.0}, **TWO_TASKS)
+        job = workers.Job(0, settings, tmp_path, None)
+        command = workers.worker_command(job, tmp_path / "out", tmp_path, 7)
+        assert command[:3] == [sys.executable, "-m", "efcil"]
+        from efcil.cli import build_parser
+
+        arguments = build_parser()[0].parse_args(command[3:])
+        assert plan(arguments) == [settings]
+        assert (arguments.output, arguments.checkpoint_steps, arguments.quiet) == (tmp_path / "out", 7, True)
+        again = workers.worker_command(job, tmp_path / "out", tmp_path, None)
+        assert build_parser()[0].parse_args(again[3:]).checkpoint_steps is None
+
+    def jobs(self, tmp_path: Path, scripts: list[str], monkeypatch: pytest.MonkeyPatch) -> list[workers.Job]:
+        """Jobs that run small shell scripts in the place of trainings; all share one first task."""
+        monkeypatch.setattr(workers, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(workers.shutil, "which", lambda program: None)
+        monkeypatch.setattr(workers, "worker_command", lambda job, *_: ["sh", "-c", scripts[job.number]])
+        settings = Settings(method="finetune", **TWO_TASKS)
+        return [workers.Job(n, settings, tmp_path / f"run{n}", ("key", tmp_path / "key")) for n in range(len(scripts))]
+
+    def test_failures_are_told_and_the_others_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        scripts = ["true", "echo 'efcil: The loss is not finite.' >&2; exit 1", "exit 3"]
+        said: list[str] = []
+        jobs = self.jobs(tmp_path, scripts, monkeypatch)
+        failures = workers.run_jobs(jobs, tmp_path, 2, None, said.append)
+        assert failures.keys() == {1, 2}
+        assert str(failures[1]) == "The loss is not finite."
+        assert "ended with code 3" in str(failures[2])
+        assert any(line.startswith(f"{tmp_path / 'run0'}: done") for line in said)
+
+    def test_runs_that_share_a_first_task_wait_for_the_one_that_trains_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "key").mkdir()
+        trained, started = tmp_path / "key" / f"{STEM}.json", tmp_path / "started"
+        # The first one trains, and then works on until another one has started; that one fails if it came too early.
+        scripts = [
+            f"sleep .1; touch {trained}; for i in $(seq 400); do test -e {started} && exit 0; sleep 0.02; done; exit 1",
+            f"test -e {trained} && touch {started}",
+        ]
+        jobs = self.jobs(tmp_path, scripts, monkeypatch)
+        assert workers.run_jobs(jobs, tmp_path, 2, None, lambda text: None) == {}
+
+    def test_a_request_to_stop_is_passed_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        note = tmp_path / "note"
+        script = f"trap 'echo saved > {note}; exit 130' TERM; kill -INT {os.getpid()}; while true; do sleep 0.05; done"
+        jobs = self.jobs(tmp_path, [script, "true"], monkeypatch)
+        with pytest.raises(Interrupted, match="Give the same command again"):
+            workers.run_jobs(jobs, tmp_path, 1, None, lambda text: None)
+        assert note.read_text() == "saved\n"
+
+
+def test_first_tasks_are_described(grid: Grid) -> None:
+    """What lies in the folder of a first task says what it is, and how good."""
+    place = grid.output / FOLDER / grid.run("efc").read_summary()["first_task"]
+    facts = json.loads((place / f"{STEM}.json").read_text())["facts"]
+    assert facts["key"] == place.name == digest(facts["description"])
+    assert facts["accuracy"] == grid.run("efc").read_accuracy()[0][0, 0]
