@@ -16,6 +16,11 @@ def tensor(*shape, seed=0):
     return value.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else value
 
 
+def halved(shape):
+    """Return the shape of every other row and column."""
+    return (*shape[:2], (shape[2] + 1) // 2, (shape[3] + 1) // 2)
+
+
 SHAPES = [(3, 16, 5, 5), (2, 64, 8, 8), (9, 8, 7, 3)]
 
 
@@ -29,10 +34,10 @@ def test_bias_relu(shape, with_residual):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("with_other", [False, True])
-def test_mask(shape, with_other):
+@pytest.mark.parametrize("kind", ["none", "whole", "halved"])
+def test_mask(shape, kind):
     gradient, activation = tensor(*shape), tensor(*shape, seed=1)
-    other = tensor(*shape, seed=2) if with_other else None
+    other = {"none": None, "whole": tensor(*shape, seed=2), "halved": tensor(*halved(shape), seed=2)}[kind]
     expected = operations.mask(gradient, activation, other)
     torch.testing.assert_close(kernels.mask(gradient.clone(), activation, other), expected)
 
@@ -60,7 +65,8 @@ def test_batch_normalisation_forwards_and_backwards(shape):
         expected = operations.normalise_relu(x, plain, *arguments)
         torch.testing.assert_close(kernels.normalise_relu(x, plain, *arguments), expected, atol=1e-5, rtol=1e-4)
     activation, other = tensor(*shape, seed=5), tensor(*shape, seed=6)
-    for arguments in [(), (activation,), (activation, other), (None, None, True)]:
+    every_other = tensor(*halved(shape), seed=7)
+    for arguments in [(), (activation,), (activation, other), (activation, every_other), (None, None, True)]:
         outs = []
         for module in (operations, kernels):
             into = torch.zeros(2, shape[1], device=DEVICE)

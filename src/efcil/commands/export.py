@@ -15,7 +15,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "export",
         help="write a model for other programs",
-        description="Write a model as ONNX or as an archive of torch.export, with preprocessing and class names inside. "
+        description="Write a model as ONNX or as an archive of torch.export, preprocessing and class names inside. "
         "It is checked on the spot to say what the original says.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")

@@ -72,11 +72,13 @@ def learn(
         )
     elif len(labels) < 2:
         raise InputError("A task of 1 image (n_samples = 1) cannot be learned from. Give at least two.")
+    model.settle()
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if more:
             learn_more(model, pixels, labels)
         else:
             _learn_task(model, pixels, labels, given, progress, keep)
+        model.settle()
 
 
 def discard(folder: Path) -> None:
@@ -107,10 +109,10 @@ def _learn_task(
     if index == 0:
         network = fresh_network(resolved.network, card.settings.seed, model.execution.device)
         learner = FirstTask(network, task, recipe.rotations)
+        model.execution.equip(learner)
     else:
         learner = model.twin()
         learner.begin_task(task)
-    model.execution.equip(learner)
     trainer = Trainer(learner, data, task, recipe, model.execution)
     _train(trainer, progress, _Journal(model, new, pixels, labels, keep) if keep is not None else None)
     learner.eval()

@@ -143,6 +143,11 @@ class Model:
             dtype=self.execution.dtype,
         )
 
+    def settle(self) -> None:
+        """Wait for the device: learning has a CUDA stream of its own, and must not begin or end in the middle of work."""
+        if self.execution.device.type == "cuda":
+            torch.cuda.synchronize(self.execution.device)
+
     def twin(self) -> Method:
         """Return the method as it would come from the model's folder, so that going on from memory is the same."""
         method = format.skeleton(self.card).to(self.execution.device)

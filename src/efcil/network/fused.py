@@ -49,6 +49,12 @@ def channels_last_view(flat: Tensor, shape: torch.Size) -> Tensor:
     return flat.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
 
 
+def _pixels(x: Tensor, projection: nn.Conv2d) -> Tensor:
+    """Return the pixels (batch, h, w, channels) that a convolution of kernel size 1 reads, side by side in memory."""
+    down, across = projection.stride
+    return x.permute(0, 2, 3, 1)[:, ::down, ::across].contiguous()
+
+
 @dataclass
 class _Saved:
     """What one forward pass keeps for the way back."""
@@ -211,11 +217,8 @@ class FusedBackbone:
         weight = self._weight(convolution)
         if convolution.kernel_size == (1, 1):
             # A projection is a matrix product of every other pixel; cuDNN's choice for it can be ten times slower.
-            down, across = convolution.stride
-            pixels = x.permute(0, 2, 3, 1)[:, ::down, ::across]
-            return (
-                (pixels.reshape(-1, x.shape[1]) @ weight.flatten(1).T).view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
-            )
+            pixels = _pixels(x, convolution)
+            return (pixels.flatten(0, 2) @ weight.flatten(1).T).view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
         return functional.conv2d(x, weight, stride=convolution.stride, padding=convolution.padding)
 
     def _frozen_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, None]:
@@ -278,10 +281,10 @@ class FusedBackbone:
             if block.shortcut_conv is not None:
                 projected = second[2:] if second is not None else None
                 through, _ = walk.enter(summed, projected, block.shortcut_conv, None)
-                other = walk.convolution(through, x, block.shortcut_conv)
+                other = walk.projection(through, x, block.shortcut_conv)
         images, stem, out, *places = saved.activations[0]
         if places:
-            total = down if other is None else down + other
+            total = down if other is None else down + operations.spread(other, down)
             down, other = (
                 torch.ops.aten.max_pool2d_with_indices_backward(
                     total, out, [3, 3], [2, 2], [1, 1], [1, 1], False, places[0]
@@ -342,30 +345,47 @@ class _Backward:
 
     def convolution(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d, last: bool = False) -> Tensor:
         """Return the gradient of the input (nothing useful if `last`); that of the weight goes to a side stream."""
-        fused = self.fused
-        index = fused._index[id(convolution)]
-        weight = fused._weight(convolution)
+        weight = self.fused._weight(convolution)
 
         def backward(need: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
             return torch.ops.aten.convolution_backward(
                 gradient, x, weight, None, convolution.stride, convolution.padding, (1, 1), False, (0, 0), 1, need
             )
 
+        self._aside(convolution, lambda: backward([False, True, False])[1], gradient, x)
+        return gradient if last else backward([True, False, False])[0]
+
+    def projection(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
+        """As `convolution`, for one of kernel size 1; the gradient of the input holds only the pixels it reads."""
+        weight = self.fused._weight(convolution)
+        rows = gradient.permute(0, 2, 3, 1).reshape(-1, gradient.shape[1])
+
+        def for_weight() -> Tensor:
+            return (rows.T @ _pixels(x, convolution).flatten(0, 2))[:, :, None, None]
+
+        self._aside(convolution, for_weight, rows, x)
+        batch, _, height, width = gradient.shape
+        return (rows @ weight.flatten(1)).view(batch, height, width, -1).permute(0, 3, 1, 2)
+
+    def _aside(self, convolution: nn.Conv2d, compute: Callable[[], Tensor], *used: Tensor) -> None:
+        """Compute a weight gradient on the side stream whose turn it is."""
+        fused = self.fused
+        index = fused._index[id(convolution)]
+
         def weight_gradient() -> None:
             self._move_on(self.turn)
-            self.weight_gradients[index] = backward([False, True, False])[1][:, : fused.weights[index].shape[1]]
+            self.weight_gradients[index] = compute()[:, : fused.weights[index].shape[1]]
             self.waiting[self.turn] = index
 
-        if fused._sides:
-            self.held += [gradient, x]
-            side = fused._sides[self.turn]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                weight_gradient()
-            self.turn = (self.turn + 1) % len(fused._sides)
-        else:
+        if not fused._sides:
             weight_gradient()
-        return gradient if last else backward([True, False, False])[0]
+            return
+        self.held += used
+        side = fused._sides[self.turn]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            weight_gradient()
+        self.turn = (self.turn + 1) % len(fused._sides)
 
     def _move_on(self, turn: int) -> None:
         """Hand the last weight gradient of a side stream to the optimiser.

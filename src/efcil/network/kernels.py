@@ -45,13 +45,35 @@ def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor
     return x
 
 
+_ABSENT, _WHOLE, _HALVED = 0, 1, 2
+
+
+def _kind(other: Tensor | None, like: Tensor) -> int:
+    """Say whether a second gradient is absent, as large as the first, or one of every other row and column."""
+    if other is None:
+        return _ABSENT
+    return _WHOLE if other.shape == like.shape else _HALVED
+
+
 @triton.jit
-def _mask(g, a, o, y, n, HAS_O: tl.constexpr, BLOCK: tl.constexpr):
+def _halved(pixel, H, W):
+    """Say which pixels lie on even rows and columns, and which pixel of the halved map each of those is."""
+    column = pixel % W
+    row = pixel // W % H
+    there = (row % 2 == 0) & (column % 2 == 0)
+    return there, (pixel // (W * H) * ((H + 1) // 2) + row // 2) * ((W + 1) // 2) + column // 2
+
+
+@triton.jit
+def _mask(g, a, o, y, n, H, W, C: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr):
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < n
     value = tl.load(g + offset, inside, other=0.0).to(tl.float32)
-    if HAS_O:
+    if OTHER == 1:
         value += tl.load(o + offset, inside, other=0.0).to(tl.float32)
+    if OTHER == 2:
+        there, pixel = _halved(offset // C, H, W)
+        value += tl.load(o + pixel * C + offset % C, inside & there, other=0.0).to(tl.float32)
     active = tl.load(a + offset, inside, other=0.0) > 0
     tl.store(y + offset, tl.where(active, value, 0.0).to(y.dtype.element_ty), inside)
 
@@ -60,8 +82,12 @@ def mask(gradient: Tensor, activation: Tensor, other: Tensor | None = None) -> T
     """See operations.mask; works in place on `gradient`, which the caller owns."""
     gradient, activation = _dense(gradient), _dense(activation)
     o = gradient if other is None else _dense(other)
+    _, channels, height, width = gradient.shape
     grid = (triton.cdiv(gradient.numel(), _BLOCK),)
-    _mask[grid](gradient, activation, o, gradient, gradient.numel(), other is not None, _BLOCK, num_warps=8)
+    _mask[grid](
+        gradient, activation, o, gradient, gradient.numel(), height, width, channels, _kind(other, gradient), _BLOCK,
+        num_warps=8,
+    )  # fmt: skip
     return gradient
 
 
@@ -216,8 +242,8 @@ def normalise_relu(
 
 @triton.jit
 def _partial_gradients(
-    g, a, o, x, s, part, rows, per_program, C: tl.constexpr, SPLITS,
-    HAS_A: tl.constexpr, HAS_O: tl.constexpr, RELU: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    g, a, o, x, s, part, rows, per_program, H, W, C: tl.constexpr, SPLITS,
+    HAS_A: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -238,8 +264,12 @@ def _partial_gradients(
         value = tl.load(x + place, inside, other=0.0).to(tl.float32)
         if RELU:
             gradient = tl.where(value * scale + shift > 0, gradient, 0.0)
-        if HAS_O:
+        if OTHER == 1:
             gradient += tl.load(o + place, inside, other=0.0).to(tl.float32)
+        if OTHER == 2:
+            there, pixel = _halved(row, H, W)
+            source = o + pixel[:, None] * C + channel[None, :]
+            gradient += tl.load(source, inside & there[:, None], other=0.0).to(tl.float32)
         if HAS_A:
             gradient = tl.where(tl.load(a + place, inside, other=0.0) > 0, gradient, 0.0)
             tl.store(g + place, gradient.to(g.dtype.element_ty), inside)
@@ -309,8 +339,8 @@ def normalise_backward(
     part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
     grid = (splits, triton.cdiv(channels, width))
     _partial_gradients[grid](
-        gradient, a, o, x, statistics, part, rows, per_program, channels, splits,
-        activation is not None, other is not None, plain_relu, tile, width, num_warps=_REDUCING_WARPS,
+        gradient, a, o, x, statistics, part, rows, per_program, *x.shape[2:], channels, splits,
+        activation is not None, _kind(other, x), plain_relu, tile, width, num_warps=_REDUCING_WARPS,
     )  # fmt: skip
     coefficients = torch.empty(3, channels, device=x.device, dtype=torch.float32)
     _finish_gradients[(triton.cdiv(channels, _FINISHED_CHANNELS),)](

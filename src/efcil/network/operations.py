@@ -19,9 +19,21 @@ def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor
 
 
 def mask(gradient: Tensor, activation: Tensor, other: Tensor | None = None) -> Tensor:
-    """Return (gradient (+ other)) where `activation` > 0, else 0: the way back through a ReLU."""
-    total = gradient if other is None else gradient + other
+    """Return (gradient (+ other)) where `activation` > 0, else 0: the way back through a ReLU.
+
+    `other` may hold every other row and column alone, as the gradient of a stride-2 projection does; the rest is zero.
+    """
+    total = gradient if other is None else gradient + spread(other, gradient)
     return total * (activation > 0)
+
+
+def spread(other: Tensor, like: Tensor) -> Tensor:
+    """Return `other` in the shape of `like`: as it is, or put on every other row and column of zeros."""
+    if other.shape == like.shape:
+        return other
+    full = torch.zeros_like(like)
+    full[:, :, ::2, ::2] = other
+    return full
 
 
 def pool(activation: Tensor) -> Tensor:
