@@ -140,9 +140,12 @@ def test_other_images_and_noise_are_not_taken_for_training_images() -> None:
     stranger = torch.from_numpy(photographs(30, 3)).permute(0, 3, 1, 2).float()
     noise = torch.randn(200, 64, generator=torch.manual_seed(0))
     smooth = torch.nn.functional.avg_pool1d(noise, 7, 1, 3)
-    stored = {"stranger": stranger, "noise": noise, "smooth": smooth, "average": stranger.mean(dim=0)}
+    ramp = torch.linspace(0, 1, 7).repeat(7, 1)
+    stored = {"stranger": stranger, "noise": noise, "smooth": smooth, "average": stranger.mean(dim=0), "ramp": ramp}
     found = matching.match(stored, training, others, CONSTANTS)
     assert {one.tensor for one in found} == set(stored)
+    best = {one.tensor: one.correlation for one in found}
+    assert best["ramp"] > matching.MATCH, "a simple pattern resembles a patch of any image"
     assert not any(one.found for one in found)
 
 

@@ -142,25 +142,8 @@ def test_photographs_are_turned_as_their_camera_says(named: Path, folders: Path,
 
 def test_the_model_of_an_experiment(tmp_path: Path, folders: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        main(
-            [
-                "run",
-                "--method",
-                "efc",
-                "--tasks",
-                "2",
-                "--epochs",
-                "1",
-                "--device",
-                "cpu",
-                "--output",
-                "runs",
-                "--quiet",
-            ]
-        )
-        == 0
-    )
+    quick = ["--epochs", "1", "--device", "cpu", "--output", "runs", "--quiet"]
+    assert main(["run", "--method", "efc", "--tasks", "2", *quick]) == 0
     (model,) = (path.parent for path in Path("runs").rglob("state.json") if path.parent.name == "model")
     card = Model.load(model, "cpu").card
     assert sorted(card.labels) == [str(digit) for digit in range(10)]

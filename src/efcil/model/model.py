@@ -144,7 +144,7 @@ class Model:
         )
 
     def settle(self) -> None:
-        """Wait for the device: learning has a CUDA stream of its own, and must not begin or end in the middle of work."""
+        """Wait for the device: learning has a CUDA stream of its own, which must not meet work that is under way."""
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize(self.execution.device)
 
