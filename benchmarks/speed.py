@@ -246,6 +246,19 @@ def measure_growth(bench: Bench, table: Table) -> None:
         del trainer
 
 
+def measure_processor(bench: Bench, table: Table) -> None:
+    """How the layer-by-layer step on a CPU depends on threads and on the layout of images and weights."""
+    plain, before = bench.paths["eager fp32"], torch.get_num_threads()
+    for threads in sorted({1, before}):
+        torch.set_num_threads(threads)
+        for name, layout in (("channels-last", torch.channels_last), ("channels-first", torch.contiguous_format)):
+            trainer = bench.efc(plain, 50)
+            trainer.learner.network.backbone.to(memory_format=layout)  # type: ignore[call-overload]
+            trainer.feed.images = trainer.feed.images.contiguous(memory_format=layout)
+            table.add("incremental step on a CPU", f"{threads} threads, {name}", bench.step_ms(trainer), "ms")
+    torch.set_num_threads(before)
+
+
 def measure_end_of_task(bench: Bench, table: Table) -> None:
     """Statistics after the last of ten tasks, and the evaluation of all test images."""
     ours = bench.paths["ours"]
@@ -356,6 +369,8 @@ def main() -> None:
         table = Table()
         measure_steps(bench, table)
         measure_growth(bench, table)
+        if bench.device.type == "cpu":
+            measure_processor(bench, table)
         measure_end_of_task(bench, table)
         if bench.device.type == "cuda" and options.several:
             torch.cuda.empty_cache()
