@@ -2,4 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from efcil.classifier import IncrementalClassifier
+
 __version__ = "0.1.0"
+__all__ = ["IncrementalClassifier", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on demand: it needs torch, and the command line answers mistakes faster without it.
+    if name == "IncrementalClassifier":
+        from efcil.classifier import IncrementalClassifier
+
+        return IncrementalClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
