@@ -3,7 +3,7 @@
     python benchmarks/collect.py runs --output benchmarks/results/cifar100.csv
 
 A run that the file has already is left as it is. Beside the file, a Markdown table of means over seeds is written, with
-the paper's values beside ours.
+the paper's values beside ours; and the tables of docs/methods get the values that were measured.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ COLUMNS = [
     "A_step_per_task", "seconds", "stored_bytes", "precision", "path", "deterministic", "hardware", "torch", "commit",
     "command",
 ]  # fmt: skip
+TITLES = {"CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "ImageNet-Subset": "imagenet-subset"}
+PAGES = Path(__file__).parent.parent / "docs" / "methods"
 KEY = ("dataset", "scenario", "method", "seed")
 
 
@@ -93,6 +95,28 @@ def markdown(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def fill_pages(folder: Path, rows: list[dict[str, str]]) -> None:
+    """Write what was measured into the columns called `ours` of the methods' pages: A_step first, then A_inc."""
+    for page in sorted(folder.glob("*.md")):
+        method = page.stem.replace("-plus-plus", "++")
+        lines, places = [], []
+        for line in page.read_text(encoding="utf-8").splitlines():
+            cells = line.split(" | ")
+            if "ours" in line and cells[0] == "| dataset":
+                places = [place for place, cell in enumerate(cells) if cell.removesuffix(" |") == "ours"]
+            elif places and cells[0].startswith("| ") and len(cells) > max(places):
+                wanted = (TITLES.get(cells[0].removeprefix("| ")), cells[1], method)
+                members = [row for row in rows if (row["dataset"], row["scenario"], row["method"]) == wanted]
+                for metric, place in zip(("A_step", "A_inc"), places, strict=False):
+                    values = [float(row[metric]) for row in members if row[metric]]
+                    if values:
+                        end = " |" if cells[place].endswith(" |") else ""
+                        seeds = f"{len(values)} seed{'s' if len(values) > 1 else ''}"
+                        cells[place] = f"{mean(values)} ({seeds}){end}"
+            lines.append(" | ".join(cells))
+        page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def mean(values: list[float]) -> str:
     """Return mean and standard deviation as text."""
     if not values:
@@ -118,6 +142,7 @@ def main() -> None:
             print(f"added {row['dataset']} {row['scenario']} {row['method']} seed {row['seed']}")
     write(options.output, rows)
     options.output.with_suffix(".md").write_text(markdown(rows), encoding="utf-8")
+    fill_pages(PAGES, rows)
     print(markdown(rows), end="")
 
 
