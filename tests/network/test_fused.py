@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from efcil.network import operations
 from efcil.network.fused import FusedBackbone, channels_last_view
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet
@@ -125,3 +129,47 @@ def test_a_frozen_copy_is_one_of_its_own() -> None:
     assert torch.equal(twin.features(images), before)
     assert not torch.allclose(network.features(images), before)
     assert not any(parameter.requires_grad for parameter in twin.parameters())
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small images", "large images"])
+def test_nothing_is_kept_of_a_look_without_gradients(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
+        alive.append(sum(activation() is not None for activation in made))
+        out = operations_bias_relu(x, bias, residual)
+        made.append(weakref.ref(out))
+        return out
+
+    operations_bias_relu = operations.bias_relu
+    monkeypatch.setattr(operations, "bias_relu", bias_relu)
+    fused = FusedBackbone(make(torch.float64, large).eval(), torch.float64)
+    with torch.no_grad():
+        fused(draw(4, 3, 16, 16))
+    assert len(alive) == 7
+    assert max(alive) <= 3  # what lies between two convolutions of a block, the block's input, and one not yet let go
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cudnn_is_asked_only_for_what_it_does_safely(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
+    asked: list[str] = []
+
+    def add_relu(x: Tensor, weight: Tensor, z: Tensor, alpha: float, bias: Tensor, *shape: object) -> Tensor:
+        asked.append("residual")
+        return (functional.conv2d(x, weight, bias, *shape) + alpha * z).relu()  # type: ignore[arg-type]
+
+    def relu(x: Tensor, weight: Tensor, bias: Tensor, *shape: object) -> Tensor:
+        asked.append("none")
+        out = functional.conv2d(x, weight, bias, *shape)  # type: ignore[arg-type]
+        return (out + 0.0 * torch.full_like(out, torch.nan)).relu()  # as PyTorch calls it, on memory that held NaN
+
+    monkeypatch.setattr(torch, "cudnn_convolution_add_relu", add_relu)
+    monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
+    backbone = make(torch.float64).eval()
+    fused = FusedBackbone(backbone, torch.float64)
+    fused._cudnn = True
+    images = draw(4, 3, 8, 8)
+    torch.testing.assert_close(fused(images), backbone(images))
+    assert asked == ([] if deterministic else ["residual"] * (1 + 2 * len(backbone.blocks)))

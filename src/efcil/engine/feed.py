@@ -7,6 +7,8 @@ place from block to block, so that a captured step can read them.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ class Feed:
         self.frozen: dict[str, Tensor] = {}
         self.draws: dict[str, Tensor] = {}
         # On CUDA the next block is prepared beside the steps of the present one, in a second set of tensors.
-        self._beside = torch.cuda.Stream(data.device) if data.device.type == "cuda" else None
+        self._beside = _second_stream(data.device) if data.device.type == "cuda" else None
         self._staged: tuple[int, int] | None = None
         self._back: dict[str, Tensor] = {}
         self._views: dict[int, View] = {}
@@ -182,3 +184,9 @@ class Feed:
             {name: value.index_select(0, rows[:length]) for name, value in self.frozen.items()},
             {name: value.index_select(0, place)[0] for name, value in self.draws.items()},
         )
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    # One for all tasks: memory that PyTorch keeps for reuse belongs to a stream, and would be lost with it.
+    return torch.cuda.Stream(device)

@@ -16,6 +16,7 @@ The parameters stay those of the `ResNet` module: this class only reads them, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -114,6 +115,7 @@ class FusedBackbone:
         self._cudnn = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
         self._half_bias = self.bias.to(dtype)
         self._half_biases = list(self._half_bias.split(channels))
+        self._nothing: dict[tuple[int, ...], Tensor] = {}
         # Tensor cores want eight input channels; three colours are filled up with zeros.
         self._stem: Tensor | None = None
         if self._cudnn:
@@ -172,7 +174,7 @@ class FusedBackbone:
         if torch.is_grad_enabled() and self.convolutions[0].weight.requires_grad:
             self._forward_calls += 1
             return _Backbone.apply(images, self.anchor, self)
-        return self.run_forward(images)[0]
+        return self.run_forward(images, keep=False)[0]
 
     def _prepare(self, images: Tensor) -> Tensor:
         """Bring images to the working type and layout, with as many channels as the stem wants."""
@@ -190,22 +192,25 @@ class FusedBackbone:
         self._backward_calls = 0
 
     @torch.no_grad()
-    def run_forward(self, images: Tensor) -> tuple[Tensor, _Saved]:
-        """Return the features and what the way back needs."""
+    def run_forward(self, images: Tensor, keep: bool = True) -> tuple[Tensor, _Saved]:
+        """Return the features and, unless `keep` is off, what the way back needs: most of the memory that is used."""
         saved = _Saved(images, frozen=not self.backbone.training)
         layer = self._frozen_layer if saved.frozen else self._trained_layer
         x, stem = layer(images, self.backbone.conv1, None)
-        saved.activations.append((images, stem, x))
+        entered: tuple[Any, ...] = (images, stem, x)
         if self.backbone.large_images:
-            pooled, places = functional.max_pool2d(x, 3, stride=2, padding=1, return_indices=True)
-            saved.activations[0] = (images, stem, x, places)
-            x = pooled
+            x, places = functional.max_pool2d(x, 3, stride=2, padding=1, return_indices=True)
+            entered += (places,)
+        if keep:
+            saved.activations.append(entered)
+        del entered  # it holds the largest activation of all
         for block in self.backbone.blocks:
             assert isinstance(block, BasicBlock)
             hidden, first = layer(x, block.conv1, None)
             shortcut: Any = x if block.shortcut_conv is None else (x, block.shortcut_conv)
             y, second = layer(hidden, block.conv2, shortcut)
-            saved.activations.append((x, first, hidden, second, y))
+            if keep:
+                saved.activations.append((x, first, hidden, second, y))
             x = y
         return self.operations.pool(x), saved
 
@@ -226,13 +231,32 @@ class FusedBackbone:
         residual = shortcut
         if isinstance(shortcut, tuple):
             residual = self._convolve(shortcut[0], shortcut[1])
-        if self._cudnn:
+        # PyTorch's operation ignores the wish for algorithms that repeat.
+        if self._cudnn and not torch.backends.cudnn.deterministic:
             weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
             shape: Any = (convolution.stride, convolution.padding, (1, 1), 1)
             if residual is None:
-                return torch.cudnn_convolution_relu(x, weight, bias, *shape), None
+                residual = self._zeros(x, convolution)
             return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape), None
         return self.operations.bias_relu(self._convolve(x, convolution), self._bias(convolution), residual), None
+
+    def _zeros(self, x: Tensor, convolution: nn.Conv2d) -> Tensor:
+        """Return the residual of a layer without one, the same memory for all of them.
+
+        PyTorch's operation without a residual hands cuDNN its own, uninitialised result as one of weight zero, and zero
+        times a NaN is a NaN.
+        """
+        height, width = (
+            (size + 2 * (kernel // 2) - kernel) // stride + 1
+            for size, kernel, stride in zip(x.shape[2:], convolution.kernel_size, convolution.stride, strict=True)
+        )
+        shape = (x.shape[0], height, width, convolution.out_channels)
+        if shape not in self._nothing:
+            size = math.prod(shape)
+            flat = next((t for t in self._nothing.values() if t.numel() >= size), None)
+            flat = torch.zeros(size, device=x.device, dtype=self.dtype) if flat is None else flat.flatten()[:size]
+            self._nothing[shape] = flat.view(shape)
+        return self._nothing[shape].permute(0, 3, 1, 2)
 
     def _trained_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, Any]:
         """relu(BatchNorm(convolution) (+ shortcut)), with statistics of this batch."""
