@@ -284,6 +284,9 @@ class TestOthers:
         assert capsys.readouterr().out == ""
         lines = Path("out/table.csv").read_text().splitlines()
         assert lines[1].startswith("digits,cs5,efc,2,0 1,60.0000,0.0000")
+        Path("taken").mkdir()
+        assert main(["report", "runs", "--output", "taken"]) == 2
+        assert "taken cannot be written (Is a directory)" in capsys.readouterr().err
         for wrong in ("report nowhere", "report runs --format html", "report runs --metric A"):
             assert main(wrong.split()) == 2
 

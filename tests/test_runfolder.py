@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,6 +164,25 @@ def test_damaged_summary_is_named(run: RunFolder, content: str) -> None:
             read()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"label": ["efc"]},
+        {"label": "two\nlines"},
+        {"dataset": 3},
+        {"scenario": None},
+        {"seed": "1"},
+        {"seed": None},
+        {"A_step": "high"},
+        {"A_inc": [1.0]},
+    ],
+)
+def test_summaries_with_values_of_another_kind_are_damaged(run: RunFolder, change: dict[str, Any]) -> None:
+    run.write_summary({**SUMMARY, **change})
+    with pytest.raises(RunFolderError, match=r"summary\.json is damaged"):
+        run.read_summary()
+
+
 def test_incomplete_summary_is_not_written(run: RunFolder) -> None:
     with pytest.raises(RunFolderError, match="lacks A_inc"):
         run.write_summary({name: value for name, value in SUMMARY.items() if name != "A_inc"})
@@ -221,6 +241,8 @@ def test_environment_says_what_made_a_result(monkeypatch: pytest.MonkeyPatch) ->
     assert found["hardware"]["cores"] >= 1
     assert found["hardware"]["cpu"]
     assert command() == found["command"] == "efcil run --data 'a b'"
+    monkeypatch.setattr("sys.argv", ["/x/another/__main__.py", "go"])
+    assert command() == "another go"
 
 
 def test_commit_is_that_of_the_tracked_source(tmp_path: Path) -> None:

@@ -205,15 +205,17 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
 def _label_array(labels: list[Any]) -> np.ndarray:
     """Return labels as an array of their own type where they share a plain one, else as an array of objects."""
     kinds = {type(label) for label in labels}
-    if len(kinds) == 1 and kinds <= {str, int, bool, float} and not _overflows(labels):
+    if len(kinds) == 1 and kinds <= {str, int, bool, float} and not any(map(_altered, labels)):
         return np.array(labels)
     array = np.empty(len(labels), dtype=object)
     array[:] = labels
     return array
 
 
-def _overflows(labels: list[Any]) -> bool:
-    return any(isinstance(label, int) and not -(1 << 63) <= label < 1 << 63 for label in labels)
+def _altered(label: Any) -> bool:
+    """Say whether an array of a plain type would not give the label back: large numbers, zero characters at the end."""
+    too_large = isinstance(label, int) and not -(1 << 63) <= label < 1 << 63
+    return too_large or (isinstance(label, str) and label.endswith("\0"))
 
 
 __all__ = ["IncrementalClassifier", "InputError", "NotLearnedError"]

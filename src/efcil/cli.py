@@ -14,7 +14,7 @@ from typing import Any
 from efcil import __version__
 from efcil.commands import COMMANDS
 from efcil.commands.parser import Parser, add_debug
-from efcil.errors import EfcilError, SettingsError, TrainingError, closest
+from efcil.errors import EfcilError, SettingsError, TrainingError, closest, printable
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 
@@ -85,5 +85,5 @@ def _dispatch(given: list[str]) -> int:
 
 def _fail(message: str, code: int) -> int:
     sys.stdout.flush()
-    print(f"efcil: {message}", file=sys.stderr)
+    print("efcil: " + "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
     return code

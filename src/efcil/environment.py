@@ -55,9 +55,9 @@ def command() -> str:
     """Return the command line that started this process, or the one that started it, as it can be typed again."""
     if COMMAND_VARIABLE in os.environ:
         return os.environ[COMMAND_VARIABLE]
-    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    if program == "__main__.py":
-        program = "efcil"
+    path = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python")
+    # `python -m efcil` runs efcil/__main__.py, and `python -m pytest` another one.
+    program = path.parent.name if path.name == "__main__.py" else path.name
     return shlex.join([program, *sys.argv[1:]])
 
 

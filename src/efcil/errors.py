@@ -31,6 +31,11 @@ class GridError(TrainingError):
         self.paths = list(paths)
 
 
+def printable(value: object) -> str:
+    """Return text on one line, control characters spelled out: names may hold them, and terminals obey them."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
 def closest(name: str, valid: Iterable[str]) -> str:
     """Return a phrase that names the closest valid spellings of `name` (if any) and lists all valid ones."""
     options = sorted(valid)

@@ -192,7 +192,7 @@ class RunFolder:
             raise RunFolderError(f"{self.summary_file} does not exist; the run has not finished.") from None
         except (OSError, ValueError):
             raise _damaged(self.summary_file) from None
-        if not isinstance(summary, dict) or any(name not in summary for name in REQUIRED):
+        if not isinstance(summary, dict) or not all(_fits(name, summary.get(name, ...)) for name in REQUIRED):
             raise _damaged(self.summary_file)
         return summary
 
@@ -235,6 +235,15 @@ def _hidden(path: Path) -> bool:
 
 def _natural(parts: Sequence[str]) -> list[list[tuple[int, str]]]:
     return [[(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", p)] for p in parts]
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Say whether a required value of a summary is of its kind: a number, null where not measured, or a name."""
+    if name == "seed":
+        return isinstance(value, int)
+    if name in ("A_step", "A_inc"):
+        return value is None or isinstance(value, int | float)
+    return isinstance(value, str) and value.isprintable()
 
 
 def _damaged(file: Path) -> RunFolderError:

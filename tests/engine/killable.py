@@ -1,7 +1,7 @@
 """Runs `efcil` in forks of one warm process and sends each fork a signal at a chosen moment; used by test_resume.py.
 
 Moments are counted in events, not in seconds, so that they are the same every time: the end of a training step, and
-the two sides of every flush to disk, of every rename and of every removal of a folder. One job per line comes in as
+the two sides of every flush to disk, of every rename and of every removal of old files. One job per line comes in as
 JSON, one answer per line goes out: the exit code (negative: the signal that ended it) and the events so far.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import traceback
@@ -21,6 +20,7 @@ import torch
 import efcil.experiment
 from efcil.cli import main
 from efcil.data.sources import SourceOptions, load_dataset
+from efcil.engine import checkpoint
 from efcil.engine.trainer import Trainer
 
 
@@ -60,7 +60,7 @@ def run(job: dict[str, Any]) -> None:
         Trainer._compute = events.around(None, Trainer._compute, "step")  # type: ignore[method-assign]
         os.fsync = events.around("before fsync", os.fsync, "after fsync")
         os.replace = events.around("before rename", os.replace, "after rename")
-        shutil.rmtree = events.around("before removal", shutil.rmtree, "after removal")  # type: ignore[assignment]
+        checkpoint._tidy = events.around("before removal", checkpoint._tidy, "after removal")
         sys.argv = ["efcil", *job["arguments"]]
         code = main(job["arguments"])
         with open(job["output"] + ".events", "w") as file:

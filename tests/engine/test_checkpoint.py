@@ -171,3 +171,12 @@ def test_remove_and_exists(tmp_path: Path) -> None:
     assert checkpoint.exists(tmp_path / "partial")
     checkpoint.remove(tmp_path / "partial")
     assert not (tmp_path / "partial").exists()
+
+
+def test_only_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    """A folder of images may have the same name."""
+    checkpoint.write(tmp_path, tensors(), {})
+    (tmp_path / "photo.png").write_text("mine")
+    (tmp_path / "state-of-affairs.safetensors").write_text("mine")
+    checkpoint.remove(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photo.png", "state-of-affairs.safetensors"]

@@ -12,11 +12,11 @@ from torch.nn import functional
 from efcil.methods.base import Method
 
 
-def naive_fisher(method: Method, index: int, kind: str, learning: bool) -> torch.Tensor:
+def naive_fisher(method: Method, index: int, kind: str, learning: bool, size: int = SHORT.batch_size) -> torch.Tensor:
     """Squared gradient of every whole batch's mean cross-entropy, averaged over batches, parameter by parameter."""
     network, data = copy.deepcopy(method.network), short_stream().images(index)
     network.requires_grad_(True).train(learning)
-    view, size = data.view("fisher"), SHORT.batch_size
+    view = data.view("fisher")
     parameters, batches = list(network.backbone.parameters()), len(data) // size
     total = [torch.zeros_like(p) for p in parameters]
     for batch in range(batches):
@@ -43,6 +43,16 @@ def test_fisher_matrix(kind: str, learning: bool) -> None:
     assert moved == learning, "The Fisher pass moves BatchNorm's statistics in training mode and only there."
     assert all(torch.equal(weights[key], value) for key, value in method.network.named_parameters())
     assert not method.network.training
+
+
+def test_every_image_may_count_by_itself() -> None:
+    """Squares of single images' gradients are larger than those of batch means, where they partly cancel."""
+    stream = short_stream()
+    method = stream.make("ewc", fisher_batch_size=1, fisher_trains_statistics=False)
+    expected = naive_fisher(method, 0, "predicted", False, size=1)
+    method.end_task(stream.tasks[0], stream.data[0])
+    torch.testing.assert_close(method.fisher, 0.5 * expected, rtol=1e-4, atol=1e-12)
+    assert float(expected.sum()) > 2 * float(naive_fisher(method, 0, "predicted", False).sum())
 
 
 def test_fisher_matrices_are_blended() -> None:

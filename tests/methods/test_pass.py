@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checks import SHORT, check_round_trip, short_stream
+from checks import FUSED, PLAIN, SHORT, check_round_trip, clone, normalisation_state, short_stream
 from torch.nn import functional
 
 from efcil.core.prototypes import class_statistics
-from efcil.methods.base import Plan
+from efcil.engine.trainer import Execution
+from efcil.methods.base import Method, Plan
 
 
 def test_loss_in_the_authors_layout() -> None:
@@ -99,3 +100,48 @@ def test_current_rows_have_labels_of_their_own() -> None:
         target = batch.labels if k == 0 else 8 + 3 * (batch.labels - 5) + k - 1
         total += float(functional.cross_entropy(logits, target)) / 4
     assert float(method.loss(batch)["current"]) == pytest.approx(total, rel=1e-4)
+
+
+def test_prototypes_may_compete_with_the_heads_alone() -> None:
+    stream = short_stream()
+    method = stream.start("pass", replay_rows="heads", replay_weight=3.0)
+    method.begin_task(stream.tasks[1])
+    batch = stream.batch(method, 1)
+    heads = torch.cat(list(method.network.heads))
+    replay = functional.cross_entropy(batch.draws["prototypes"] @ heads.T, batch.draws["prototype_labels"])
+    torch.testing.assert_close(method.loss(batch)["replay"], 3.0 * replay)
+
+
+def test_sizes_of_the_noise() -> None:
+    stream = short_stream()
+
+    def deviations(method: Method, index: int) -> torch.Tensor:
+        """Standard deviation of every feature of every class (classes, n)."""
+        pieces = [(method.network.features(x).detach(), y) for x, y in stream.data[index].augmented("prototypes")]
+        features, labels = (torch.cat(side) for side in zip(*pieces, strict=True))
+        return torch.stack([features[labels == label].std(dim=0) for label in labels.unique()])
+
+    method = stream.start("pass", radius="deviation")
+    first = deviations(method, 0)
+    assert float(method.radius) == pytest.approx(float(first.mean()), rel=1e-5)
+    method = stream.start("pass", radius="seen")
+    variances = [first.square().mean(dim=1)]
+    for index in (1, 2):
+        stream.train(method, index, SHORT)
+        method.end_task(stream.tasks[index], stream.data[index])
+        variances.append(deviations(method, index).square().mean(dim=1))
+        assert float(method.radius) == pytest.approx(float(torch.cat(variances).mean().sqrt()), rel=1e-4)
+
+
+@pytest.mark.parametrize("execution", [PLAIN, FUSED], ids=["plain", "fused"])
+def test_statistics_may_follow_without_the_scales(execution: Execution) -> None:
+    stream = short_stream()
+    method = stream.start("pass", train_scales=False)
+    before = normalisation_state(method)
+    kernels = clone({"stem": method.network.backbone.conv1.weight})
+    stream.train(method, 1, SHORT, execution)
+    after = normalisation_state(method)
+    scales = [key for key in before if key.endswith(("weight", "bias"))]
+    assert all(torch.equal(before[key], after[key]) for key in scales)
+    assert not any(torch.equal(before[key], after[key]) for key in before if key.endswith("running_mean"))
+    assert not torch.equal(kernels["stem"], method.network.backbone.conv1.weight)

@@ -124,15 +124,35 @@ def test_an_image_under_a_known_name_is_caught(honest: Path, photos: Path, tmp_p
         lambda image: torch.nn.functional.avg_pool2d(image.permute(2, 0, 1).float(), 2),
         lambda image: image[2:12, 4:14].permute(2, 0, 1).float(),
         lambda image: image.permute(2, 0, 1),
+        lambda image: image.permute(2, 1, 0).float(),
+        lambda image: image.permute(2, 0, 1).flip(2).float(),
+        lambda image: image.rot90(3).float(),
+        lambda image: torch.from_numpy(np.array(Image.fromarray(image.numpy()).convert("L"))),
     ],
-    ids=["planes", "pixels", "normalised", "inverted", "noisy", "grey", "half-size", "patch", "bytes"],
-)
+    ids=[
+        "planes", "pixels", "normalised", "inverted", "noisy", "grey", "half-size", "patch", "bytes",
+        "transposed", "mirrored", "turned", "luma",
+    ],
+)  # fmt: skip
 def test_disguises(disguise: Callable[[torch.Tensor], torch.Tensor]) -> None:
     training, others = photographs(40, 1), photographs(40, 2)
     kept = disguise(torch.from_numpy(training[17]))
     (best,) = matching.match({"kept": kept.reshape(1, -1).contiguous()}, training, others, CONSTANTS)
     assert best.found
     assert best.image == 17
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    [lambda kept: kept.flatten(), lambda kept: kept.flatten(1).T, lambda kept: kept.reshape(5, 2, -1)],
+    ids=["one row", "columns", "pairs"],
+)
+def test_many_images_in_one_tensor(bundle: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    training, others = photographs(40, 1), photographs(40, 2)
+    kept = bundle(torch.from_numpy(training[10:20]).permute(0, 3, 1, 2).float())
+    (best,) = matching.match({"kept": kept}, training, others, CONSTANTS)
+    assert best.found
+    assert best.image == best.row + 10
 
 
 def test_other_images_and_noise_are_not_taken_for_training_images() -> None:

@@ -148,6 +148,7 @@ def test_more_has_limits(digits: Any) -> None:
         (10**30, -1),
         ("", "ünï \N{CAT FACE}"),
         (1, "1"),
+        ("a", "a\0"),
     ],
 )
 def test_labels_of_any_kind(first: Any, second: Any, digits: Any, tmp_path: Path) -> None:
@@ -269,6 +270,8 @@ def test_sizes(digits: Any, tmp_path: Path) -> None:
         (Image.new("RGB", (8, 8)), "Put it into a list"),
         (7, "cannot be read from a int"),
         ([np.zeros((8, 8), np.float32)] * 4, "uint8.*float32"),
+        (np.zeros((4, 0, 8, 3), np.uint8), "N x H x W x C"),
+        ([np.zeros((8, 0, 3), np.uint8)] * 4, "is no image"),
     ],
 )
 def test_bad_images(images: Any, message: str) -> None:

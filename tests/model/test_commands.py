@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,29 @@ def test_folders_patterns_and_lists(named: Path, folders: Path, capsys: Any, mon
     for wrong, message in ((f"{folders}/*.jpg", "No file matches"), (str(named), "holds no image")):
         assert main(["predict", str(named), wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_lists_name_files_of_any_bytes(
+    named: Path, folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    shutil.copy(next((folders / "second").rglob("*.png")), os.fsdecode(name))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(name + b"\n"), encoding="utf-8"))
+    assert r"/caf\udce9.png  digit-" in output(capsys, "predict", named, "-")
+
+
+def test_names_do_not_reach_the_terminal_as_commands(digits: Any, folders: Path, tmp_path: Path, capsys: Any) -> None:
+    images, numbers = digits.train(0, 1)
+    nasty = "a\x1b[2J\nb"
+    IncrementalClassifier(preset="digits", epochs=1, device="cpu").fit(images, [nasty] * len(numbers)).save(tmp_path)
+    image = next((folders / "second").rglob("*.png"))
+    for text in (output(capsys, "predict", tmp_path, image), output(capsys, "inspect", tmp_path)):
+        assert r"a\x1b[2J\nb" in text
+        assert "\x1b" not in text
+    (answer,) = json.loads(output(capsys, "predict", tmp_path, image, "--format", "json"))
+    assert answer["predictions"][0]["class"] == nasty
+    assert main(["predict", str(tmp_path), "--format", "\x1b[2J"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_broken_images_are_named_and_skipped(named: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:

@@ -210,6 +210,28 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
         assert message in capsys.readouterr().err
 
 
+def test_a_disk_without_room_for_the_model(folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Said before the training whose result could not be kept."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("efcil.experiment.files.shutil.disk_usage", lambda path: usage._replace(free=4_000_000))
+    monkeypatch.setattr("efcil.model.learning._learn_task", pytest.fail)
+    assert learn(tmp_path / "model", folders / "first", *QUICK) == 2
+    assert "has 4 MB left, but the checkpoints of this run need about" in capsys.readouterr().err
+
+
+def test_images_beside_the_model_are_left_alone(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    """Model and images in one folder, and a class of the name that unfinished tasks have."""
+    for name, source in (("partial", "digit-0"), ("total", "digit-1")):
+        shutil.copytree(folders / "first" / source, tmp_path / name)
+    before = sorted(tmp_path.rglob("*.png"))
+    assert learn(tmp_path, tmp_path, *QUICK, "--epochs", "1", "--discard") == 0
+    assert Model.load(tmp_path, "cpu").card.labels == ["partial", "total"]
+    assert sorted(tmp_path.rglob("*.png")) == before
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "unfinished" not in capsys.readouterr().out
+
+
 def test_two_at_a_time_are_kept_apart(uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
     from efcil.experiment.files import locked
 

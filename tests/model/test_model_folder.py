@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 from efcil.engine import checkpoint
 from efcil.errors import EfcilError
+from efcil.experiment.files import locked
 from efcil.model import Model, ModelError, format
 from efcil.model.card import FORMAT, LearnedClass, Visit, decode_label, encode_label, read_card
 
@@ -197,6 +199,7 @@ def test_cards_that_lie_are_refused(change: Callable[[Any], Any], message: str, 
         (lambda t: t.update({"network.heads.x": t["network.heads.0"]}), "network.heads.x"),
         (lambda t: t.update(means=t["means"] * torch.nan), "'means' holds values that are not finite"),
         (lambda t: t.update(covariances=-t["covariances"] - 1e6), "do not fit its method"),
+        (lambda t: t.update(means=t["means"][:2]), "knows 3 classes but keeps the means of 2"),
         (lambda t: t.clear(), "is missing"),
     ],
 )
@@ -217,6 +220,10 @@ def test_descriptions_of_any_kind_are_refused(model_folder: Path) -> None:
     for text in ("", "{", "[]", "7", "null", '{"format": 1}', "[" * 100_000, '"' + "x" * 1000, "{}\x00"):
         rewrite(model_folder, text)
         with pytest.raises(ModelError):
+            Model.load(model_folder)
+    for number in ("NaN", "1e999"):
+        rewrite(model_folder, json.dumps(described).replace('"image_size": 8', f'"image_size": {number}'))
+        with pytest.raises(ModelError, match="checksum differs"):
             Model.load(model_folder)
     for entry in (None, 7, {}, {"file": "model.json"}, {"file": "../../etc/passwd", "bytes": 1, "sha256": ""}):
         forged = {key: value for key, value in described.items() if key != "checksum"} | {"tensors": entry}
@@ -247,6 +254,26 @@ def test_tensor_files_with_right_checksums_and_wrong_content(model_folder: Path)
         rewrite(model_folder, json.dumps(described | {"checksum": checkpoint._checksum(described)}))
         with pytest.raises(ModelError):
             Model.load(model_folder)
+
+
+@pytest.mark.parametrize(
+    "change", [{"head_sizes": [10**7]}, {"head_sizes": [3, 3]}, {"head_sizes": [-1]}, {"image_size": 10**6}]
+)
+def test_the_state_of_a_run_may_lie_too(change: dict[str, Any], model_folder: Path, tmp_path: Path) -> None:
+    """Sizes are refused before anything of that size is made."""
+    facts = {
+        "method": "efc", "dataset": "digits", "image_size": 8, "head_sizes": [2, 1], "network": "slim",
+        "class_names": ["a", "b", "c", "d"], "method_settings": {}, "normalisation": {"mean": [0] * 3, "std": [1] * 3},
+    }  # fmt: skip
+    checkpoint.write(tmp_path / "run", tensors_of(model_folder), facts)
+    assert Model.load(tmp_path / "run", "cpu").card.labels == ["a", "b", "c"]
+    checkpoint.write(tmp_path / "run", tensors_of(model_folder), facts | change)
+    tracemalloc.start()
+    with pytest.raises(ModelError, match="not the state of a run"):
+        Model.load(tmp_path / "run", "cpu")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
 
 
 def test_what_is_no_model_folder_says_so(tmp_path: Path) -> None:
@@ -289,6 +316,42 @@ def test_a_crash_while_saving_leaves_one_of_the_two_models(
     monkeypatch.undo()
     found = Model.load(model_folder, "cpu")
     assert same(found, new if call == 2 and not before else old)
+
+
+@pytest.mark.parametrize("place", ["describe", "read_described"])
+def test_a_model_that_is_replaced_while_it_is_read(
+    place: str, trained: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, same: Any
+) -> None:
+    """The reader gets the new model instead of an error about tensors that are no longer there."""
+    new = Model.load(trained, "cpu")
+    with torch.no_grad():
+        new.ready.get_buffer("means").add_(1.0)
+    read = getattr(checkpoint, place)
+
+    def disturbed(*arguments: Any) -> Any:
+        found = read(*arguments) if place == "describe" else None
+        monkeypatch.setattr(checkpoint, place, read)
+        new.save(model_folder)
+        return found or read(*arguments)
+
+    monkeypatch.setattr(checkpoint, place, disturbed)
+    assert same(Model.load(model_folder, "cpu"), new)
+
+
+def test_nobody_saves_into_a_folder_that_another_process_works_on(trained: Path, model_folder: Path) -> None:
+    model = Model.load(trained, "cpu")
+    with locked(model_folder / ".lock"), pytest.raises(EfcilError, match="worked on by another process"):
+        model.save(model_folder)
+    model.save(model_folder)
+    assert sorted(path.name for path in model_folder.iterdir()) == sorted(path.name for path in trained.iterdir())
+
+
+def test_files_of_others_are_left_alone(trained: Path, tmp_path: Path) -> None:
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    shard.write_text("mine")
+    Model.load(trained, "cpu").save(tmp_path)
+    assert shard.read_text() == "mine"
+    assert len(list(tmp_path.glob("model-*.safetensors"))) == 2
 
 
 def test_a_folder_that_cannot_be_written_says_so(trained: Path, tmp_path: Path) -> None:

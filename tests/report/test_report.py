@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,20 @@ def test_latex_is_escaped_and_ruled(runs: Path) -> None:
     columns = text.splitlines()[0].removeprefix(r"\begin{tabular}{").removesuffix("}")
     assert len(columns) == rows[0].count("&") + 1
     assert escape_latex("a_b&50%~{x}\\") == r"a\_b\&50\%\textasciitilde{}\{x\}\textbackslash{}"
+
+
+def test_names_of_any_kind_stay_in_their_cells(tmp_path: Path) -> None:
+    """Labels and folders may be called anything, and a table is still a table."""
+    write_run(tmp_path, "cifar100", "cs10", "a\\|b<i>", 0)
+    unfinished = RunFolder(tmp_path / "line\n\\input{x}" / "seed0")
+    unfinished.path.mkdir(parents=True)
+    unfinished.settings_file.write_text("")
+    result = table(find_runs([tmp_path]))
+    lines = render(result, "markdown").splitlines()
+    assert r"| a\\\|b&lt;i> |" in lines[2]
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", lines[2])) == lines[0].count("|")
+    assert len(lines) == 3 + 4, "one line for the run that is not finished"
+    assert not any(line.startswith(r"\input") for line in render(result, "latex").splitlines())
 
 
 def test_csv_can_be_read_back(runs: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug
-from efcil.errors import unknown
+from efcil.errors import printable, unknown
 
 FORMATS = ("text", "json")
 
@@ -33,13 +33,14 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print the model's card and inventory."""
     if arguments.format not in FORMATS:
         raise unknown("format", arguments.format, FORMATS)
+    from efcil.engine import checkpoint
     from efcil.model import format
     from efcil.model.audit import inventory
 
     folder = arguments.model.expanduser()
     card, tensors = format.read_raw(folder)
     stored = inventory(tensors)
-    unfinished = (folder / format.PARTIAL).exists()
+    unfinished = checkpoint.exists(folder / format.PARTIAL)
     if arguments.format == "json":
         by_name = {name: {"shape": list(t.shape), "type": str(t.dtype)} for name, t in sorted(tensors.items())}
         facts = {"card": card.to_json(), "stored": [dataclasses.asdict(each) for each in stored], "tensors": by_name}
@@ -58,11 +59,12 @@ def describe(card: Any, stored: list[Any], unfinished: bool) -> str:
         "",
         "classes",
     ]
-    width = max(len(str(each.label)) for each in card.classes)
-    for each in card.classes:
+    labels = [printable(label) for label in card.labels]
+    width = max(map(len, labels), default=0)
+    for each, label in zip(card.classes, labels, strict=True):
         learned = each.learned.replace("T", " ")[:16]
         images = f"  {each.images:>6,} images" if each.images else ""
-        lines.append(f"  {each.label!s:<{width}}  task {each.task + 1:<3} learned {learned}{images}")
+        lines.append(f"  {label:<{width}}  task {each.task + 1:<3} learned {learned}{images}")
     more = [visit for visit in card.visits if visit.kind == "more"]
     for visit in more:
         lines.append(f"  more of {visit.classes} classes on {visit.date.replace('T', ' ')[:16]}: {visit.images} images")

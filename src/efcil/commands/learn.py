@@ -61,10 +61,10 @@ def execute(arguments: argparse.Namespace) -> int:
     """Learn the folder, and save the model."""
     from efcil.engine.interrupt import StopRequest
     from efcil.engine.progress import Progress
-    from efcil.experiment.files import locked, refuse_unwritable
+    from efcil.experiment.files import locked, refuse_full, refuse_unwritable
     from efcil.model import ModelError, format
     from efcil.model.images import gather_labelled
-    from efcil.model.learning import Keep, discard, learn
+    from efcil.model.learning import Keep, discard, learn, needed_bytes
     from efcil.model.model import Model
 
     folder: Path = arguments.model.expanduser()
@@ -84,12 +84,13 @@ def execute(arguments: argparse.Namespace) -> int:
         else:
             settings = Settings(**{"dataset": "folder", **given})
             model = Model.create(settings, settings.image_size or pictures.natural_size())
+        refuse_full(folder, needed_bytes(model))
         tasks = len(model.card.task_sizes) + 1
         with Progress(tasks, quiet=arguments.quiet) as progress:
             keep = Keep(folder / format.PARTIAL, stop, arguments.checkpoint_steps, progress.say)
             pixels = pictures.pixels(model.card.image_size)
             learn(model, pixels, labels, more=arguments.more, progress=progress, keep=keep)
-            model.save(folder)
+            format.write(folder, model.card, model.tensors())
             discard(folder)
             names = list(dict.fromkeys(map(str, labels)))
             what = ("more of " if arguments.more else "") + ", ".join(names)

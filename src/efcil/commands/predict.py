@@ -12,7 +12,7 @@ from typing import Any
 
 from efcil.commands.parser import add_debug, add_option
 from efcil.commands.run import positive
-from efcil.errors import unknown
+from efcil.errors import printable, unknown
 from efcil.settings import Settings, options
 
 FORMATS = ("text", "json", "csv")
@@ -45,6 +45,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from efcil.model.prediction import image_files, predict_files
 
     model = Model.load(arguments.model, getattr(arguments, "device", "auto"))
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # as Python reads names elsewhere: any bytes may name a file
     files = image_files(arguments.images, sys.stdin)
     broken = 0
 
@@ -55,7 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
                 yield prediction
             else:
                 broken += 1
-                print(f"efcil: {prediction.error} Skipped.", file=sys.stderr)
+                print(f"efcil: {printable(prediction.error)} Skipped.", file=sys.stderr)
 
     {"text": _text, "json": _json, "csv": _csv}[arguments.format](intact())
     if broken:
@@ -83,7 +85,8 @@ def _shown(predictions: Iterable[Any]) -> Iterator[Any]:
 def _text(predictions: Iterable[Any]) -> None:
     for each in predictions:
         pairs = zip(each.labels, each.probabilities, strict=True)
-        print(f"{each.path}  " + "  ".join(f"{label} {probability:.3f}" for label, probability in pairs))
+        classes = "  ".join(f"{printable(label)} {probability:.3f}" for label, probability in pairs)
+        print(f"{printable(each.path)}  {classes}")
 
 
 def _json(predictions: Iterable[Any]) -> None:

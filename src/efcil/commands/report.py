@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug
-from efcil.errors import unknown
+from efcil.errors import SettingsError, unknown
 
 
 def add_parser(subparsers: Any) -> None:
@@ -45,5 +45,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         print(text, end="")
     else:
-        write_atomically(arguments.output, text)
+        try:
+            write_atomically(arguments.output, text)
+        except OSError as error:
+            reason = error.strerror or error
+            raise SettingsError(f"{arguments.output} cannot be written ({reason}). Choose another --output.") from None
     return 0

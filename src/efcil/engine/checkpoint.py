@@ -11,12 +11,12 @@ in between leaves one complete checkpoint behind. Reading checks every byte.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -115,13 +115,17 @@ def describe(folder: Path, stem: str = "state") -> Description:
             f"{file} has format {described['format']}, but this version of efcil reads format {FORMAT}. "
             "Use the version that wrote it."
         )
-    if described.pop("checksum", None) != _checksum(described):
+    try:
+        intact = described.pop("checksum", None) == _checksum(described)
+    except ValueError:  # NaN and infinity, which Python's parser accepts and no checkpoint holds
+        intact = False
+    if not intact:
         raise Damaged(file, "its checksum differs")
     entry, facts = described.get("tensors"), described.get("facts")
     if not isinstance(entry, dict) or not isinstance(facts, dict):
         raise Damaged(file, "it is not a description of a checkpoint")
     # The name comes from a file: it must not lead out of the folder.
-    if not re.fullmatch(rf"{stem}-[0-9a-f]{{16}}\.safetensors", str(entry.get("file"))):
+    if not _is_tensor_file(str(entry.get("file")), stem):
         raise Damaged(file, "it names a file that no checkpoint has")
     found = Description(facts, folder / entry["file"], entry.get("bytes", -1), entry.get("sha256", ""))
     # Asked before anybody opens it: what is not a file of that size would take memory, or never end.
@@ -159,9 +163,14 @@ def read_and_tidy(folder: Path, stem: str = "state") -> Checkpoint:
 
 
 def remove(folder: Path, stem: str = "state") -> None:
-    """Remove a checkpoint; its description goes first, so that no half of it is ever taken for one."""
+    """Remove a checkpoint and its folder, unless that holds something else too, which may be anybody's.
+
+    Its description goes first, so that no half of it is ever taken for one.
+    """
     (folder / f"{stem}.json").unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    _tidy(folder, stem)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 # -- the middle of a task --------------------------------------------------------------------------------------------
@@ -258,10 +267,16 @@ def _replace(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
-def _tidy(folder: Path, stem: str, keep: str) -> None:
-    for leftover in [*folder.glob(f"{stem}-*.safetensors"), *folder.glob(f".{stem}*.tmp")]:
+def _tidy(folder: Path, stem: str, keep: str = "") -> None:
+    """Remove the tensor files of other checkpoints; files that only resemble them, such as shards, are not ours."""
+    old = [file for file in folder.glob(f"{stem}-*.safetensors") if _is_tensor_file(file.name, stem)]
+    for leftover in [*old, *folder.glob(f".{stem}*.tmp")]:
         if leftover.name != keep:
             leftover.unlink(missing_ok=True)
+
+
+def _is_tensor_file(name: str, stem: str) -> bool:
+    return re.fullmatch(rf"{stem}-[0-9a-f]{{16}}\.safetensors", name) is not None
 
 
 def _checksum(described: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ def refuse_unwritable(folder: Path, needed: int) -> None:
     except OSError as error:
         raise RunFolderError(
             f"Nothing can be written to {folder} ({error.strerror or error}). Nothing has been trained; choose another "
-            "folder with --output, or make this one writable."
+            "folder, or make this one writable."
         ) from error
     refuse_full(folder, needed, free)
 
@@ -49,7 +49,7 @@ def refuse_full(folder: Path, needed: int, free: int | None = None) -> None:
     if free < needed:
         raise RunFolderError(
             f"The disk of {folder} has {free / 1e6:.0f} MB left, but the checkpoints of this run need about "
-            f"{needed / 1e6:.0f} MB. Free some space, or choose another folder with --output."
+            f"{needed / 1e6:.0f} MB. Free some space, or choose another folder."
         )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import efcil
@@ -86,7 +84,7 @@ def _resume(run: Run, index: int, trainer: Trainer, key: str | None) -> Position
 def interrupted(run: Run, what: str) -> Interrupted:
     """Return what is to be raised: it says what was stopped, and the exact command to go on with."""
     again = command()
-    if Path(sys.argv[0]).name not in ("efcil", "__main__.py"):  # called from Python: there is no such command
+    if shlex.split(again)[0] != "efcil":  # called from Python: there is no such command
         config, output = str(run.folder.settings_file), str(run.output)
         again = shlex.join(["efcil", "run", "--config", config, "--output", output])
     return Interrupted(f"{what} To go on: {again}")

@@ -46,8 +46,14 @@ class ElasticWeightConsolidation(FineTune):
         )
         fisher_trains_statistics: bool = option(
             True,
-            "Run the Fisher pass with BatchNorm in training mode, which moves its running statistics (FACIL's code). "
-            "Never done where train_normalisation is off.",
+            "Run the Fisher pass with BatchNorm in training mode, which moves its running statistics (FACIL's code; an "
+            "earlier project of the EFC authors has it off). Never done where train_normalisation is off.",
+        )
+        fisher_batch_size: int | None = option(
+            None,
+            "Images whose mean gradient is squared in the Fisher pass; none: those of a training step (FACIL), 1: "
+            "every image by itself (the paper's formula).",
+            minimum=1,
         )
         train_normalisation: bool = option(
             True, "Let BatchNorm go on learning after the first task (FACIL's default; the EFC paper does not say)."
@@ -97,7 +103,7 @@ class ElasticWeightConsolidation(FineTune):
 
     def _measure_fisher(self, task: Task, data: TaskImages) -> Tensor:
         """Squared gradients of batch means, weighted by the batch size and divided by the number of images."""
-        size = min(task.batch_size, len(data))
+        size = min(self.settings.fisher_batch_size or task.batch_size, len(data))
         used = len(data) // size * size
         view = data.view("fisher")
         generator = seeds.generator(data.device, task.seed, "fisher", task.index)

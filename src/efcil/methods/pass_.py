@@ -49,8 +49,26 @@ class PrototypeAugmentation(Method):
             "code), or only those of the current task's, made for it and thrown away.",
             choices=("all", "current"),
         )
+        replay_rows: str = option(
+            "all",
+            "Which rows prototypes compete with: all of them (PASS's code), or only the heads', rotation rows left out "
+            "(how the EFC authors' code rehearses).",
+            choices=("all", "heads"),
+        )
+        radius: str = option(
+            "first",
+            "Size of the noise: first, the root of the first classes' mean variance (PASS's code for small images); "
+            "deviation, their mean standard deviation (its code for ImageNet); or seen, the root of the mean variance "
+            "of all classes seen so far (PyCIL).",
+            choices=("first", "deviation", "seen"),
+        )
         train_normalisation: bool = option(
             True, "Let BatchNorm go on learning after the first task (PASS's code; the EFC authors probably did not)."
+        )
+        train_scales: bool = option(
+            True,
+            "Train BatchNorm's scales and shifts too; off: only its statistics follow the images (possibly the EFC "
+            "authors' way). Without effect where train_normalisation is off.",
         )
 
     settings: Settings
@@ -72,6 +90,9 @@ class PrototypeAugmentation(Method):
         # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
         object.__setattr__(self, "teacher", self.network.frozen_copy())
         super().begin_task(task)
+        if not self.settings.train_scales:
+            for parameter in self.network.norm_parameters():
+                parameter.requires_grad_(False)
         covered = task.first_class
         if self.settings.rotation_rows == "all":
             covered = sum(len(rows) for rows in self.rotations) // QUARTER_TURNS
@@ -111,10 +132,11 @@ class PrototypeAugmentation(Method):
         weight = torch.cat([self.network.head_weight(), *self.rotations])
         rows = torch.cat([features, batch.draws["prototypes"]])
         logits = functional.linear(rows, weight) / settings.temperature
+        rehearsed = logits[len(features) :, : seen if settings.replay_rows == "heads" else None]
         turned = rotation_labels(batch.labels - self._first_rotated, seen)[size:]
         before = batch.frozen["features"]
         before = torch.cat([before[:, 0], before[:, 1:].flatten(0, 1)])
-        replay = cross_entropy(logits[len(features) :], batch.draws["prototype_labels"])
+        replay = cross_entropy(rehearsed, batch.draws["prototype_labels"])
         return {
             "current": cross_entropy(logits[: len(features)], torch.cat([batch.labels, turned])),
             "replay": settings.replay_weight * replay,
@@ -125,15 +147,24 @@ class PrototypeAugmentation(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
-        """Store the new classes' means, and after the first task how far features scatter around them."""
+        """Store the new classes' means, and measure how far features scatter around them."""
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
         means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
         self.means = torch.cat([self.means, means.to(self.means)])
-        if task.index == 0:
-            self.radius = gaussians.perturbation_radius(covariances).to(self.means.dtype)
+        if task.index == 0 or self.settings.radius == "seen":
+            self.radius = self._measured_radius(task, covariances).to(self.means.dtype)
         if self.settings.rotation_rows == "current":
             self.rotations = nn.ParameterList()
         self.teacher = None
+
+    def _measured_radius(self, task: Task, covariances: Tensor) -> Tensor:
+        """Size of the noise once the covariances of the task's classes are known."""
+        if self.settings.radius == "deviation":
+            return covariances.diagonal(dim1=1, dim2=2).sqrt().mean()
+        radius = gaussians.perturbation_radius(covariances)
+        if task.index == 0:
+            return radius
+        return torch.lerp(self.radius.square(), radius.square(), task.classes / task.seen).sqrt()
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Make room for the saved rotation rows, then load as every method does."""

@@ -170,7 +170,7 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
             later=build(Recipe, _mapping(resolved["later"])),
             method=method_settings(cls, _mapping(resolved["method"])),
         ),
-        image_size=_whole(facts["image_size"], 1, LARGEST_IMAGE),
+        image_size=whole(facts["image_size"], 1, LARGEST_IMAGE),
         normalisation=Normalisation(_triple(normalisation["mean"]), _triple(normalisation["std"])),
         classes=tuple(_read_class(_mapping(value)) for value in _list(facts["classes"])),
         visits=tuple(_read_visit(_mapping(value)) for value in _list(facts["visits"])),
@@ -180,8 +180,8 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
 def _read_class(value: Mapping[str, Any]) -> LearnedClass:
     return LearnedClass(
         label=decode_label(value["label"]),
-        task=_whole(value["task"], 0, MOST_CLASSES),
-        images=_whole(value["images"], 1, 1 << 62),
+        task=whole(value["task"], 0, MOST_CLASSES),
+        images=whole(value["images"], 1, 1 << 62),
         learned=_date(value["learned"]),
     )
 
@@ -191,8 +191,8 @@ def _read_visit(value: Mapping[str, Any]) -> Visit:
         raise ValueError(f"a visit is a task or more images, not {value['kind']!r}")
     return Visit(
         kind=value["kind"],
-        classes=_whole(value["classes"], 1, MOST_CLASSES),
-        images=_whole(value["images"], 1, 1 << 62),
+        classes=whole(value["classes"], 1, MOST_CLASSES),
+        images=whole(value["images"], 1, 1 << 62),
         date=_date(value["date"]),
     )
 
@@ -222,7 +222,8 @@ def _list(value: Any) -> Sequence[Any]:
     return value
 
 
-def _whole(value: Any, least: int, most: int) -> int:
+def whole(value: Any, least: int, most: int) -> int:
+    """Return a value that must be a whole number in a range; anything else is a ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"a whole number from {least} to {most} is expected, not {value!r}")
     return value

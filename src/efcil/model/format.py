@@ -11,9 +11,9 @@ the model that was saved, or a ModelError that says what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -27,6 +27,8 @@ from efcil.experiment.first_tasks import fresh_network
 from efcil.methods.base import Method
 from efcil.model import from_run
 from efcil.model.card import Card, ModelError, read_card
+
+Found = TypeVar("Found")
 
 STEM = "model"
 PARTIAL = "partial"
@@ -50,6 +52,31 @@ def write(folder: Path, card: Card, tensors: Mapping[str, Tensor]) -> None:
 
 def read(folder: Path) -> tuple[Card, Method]:
     """Return card and method of a model folder, on the CPU."""
+    return _undisturbed(folder, _read)
+
+
+def read_raw(folder: Path) -> tuple[Card, dict[str, Tensor]]:
+    """Return card and tensors of a model folder, whatever the tensors are called."""
+    return _undisturbed(folder, _read_raw)
+
+
+def _undisturbed(folder: Path, function: Callable[[Path], Found]) -> Found:
+    """Read a folder, and again where somebody has put a new model in place meanwhile and removed the old tensors."""
+    while True:
+        before = _stamps(folder)
+        try:
+            return function(folder)
+        except ModelError:
+            if _stamps(folder) == before:
+                raise
+
+
+def _stamps(folder: Path) -> list[tuple[int, int]]:
+    files = (folder / f"{stem}.json" for stem in (STEM, from_run.STEM))
+    return [(status.st_ino, status.st_mtime_ns) for status in (file.stat() for file in files if file.is_file())]
+
+
+def _read(folder: Path) -> tuple[Card, Method]:
     described, card = _describe(folder)
     method = skeleton(card)
     try:
@@ -61,8 +88,7 @@ def read(folder: Path) -> tuple[Card, Method]:
     return card, method
 
 
-def read_raw(folder: Path) -> tuple[Card, dict[str, Tensor]]:
-    """Return card and tensors of a model folder, whatever the tensors are called."""
+def _read_raw(folder: Path) -> tuple[Card, dict[str, Tensor]]:
     described, card = _describe(folder)
     try:
         return card, checkpoint.read_described(described).tensors
@@ -87,11 +113,14 @@ def restore(card: Card, method: Method, tensors: Mapping[str, Tensor]) -> None:
         method.load_tensors(dict(tensors))
         method.eval()
         scores = method.scores(torch.zeros(1, 3, card.image_size, card.image_size))
+        statistics = method.statistics()
     except Exception as error:  # tensors from anywhere can make a method raise anything
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"its tensors do not fit its method ({type(error).__name__}: {reason})") from None
     if scores.shape != (1, len(card.classes)):
         raise ModelError(f"it knows {len(card.classes)} classes but scores {scores.shape[-1]}")
+    if statistics is not None and len(statistics.means) != len(card.classes):
+        raise ModelError(f"it knows {len(card.classes)} classes but keeps the means of {len(statistics.means)}")
 
 
 def _describe(folder: Path) -> tuple[checkpoint.Description, Card]:
@@ -108,11 +137,7 @@ def _describe(folder: Path) -> tuple[checkpoint.Description, Card]:
             )
         raise ModelError(f"{folder} is no model folder: it has no {STEM}.json. `efcil learn` makes one.")
     try:
-        try:
-            described = checkpoint.describe(folder, STEM)
-        except Damaged:
-            # Somebody may have saved a new model between our reading the description and looking for its tensors.
-            described = checkpoint.describe(folder, STEM)
+        described = checkpoint.describe(folder, STEM)
         return described, read_card(described.facts)
     except EfcilError as error:
         raise _refused(folder, error) from None

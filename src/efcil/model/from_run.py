@@ -10,7 +10,7 @@ from typing import Any
 from efcil import methods
 from efcil.data.augment import Normalisation
 from efcil.errors import EfcilError
-from efcil.model.card import Card, LearnedClass, ModelError, Visit, check_consistency
+from efcil.model.card import LARGEST_IMAGE, Card, LearnedClass, ModelError, Visit, check_consistency, whole
 from efcil.presets import presets
 from efcil.settings import Settings, method_settings, resolve
 
@@ -33,9 +33,11 @@ def card_of_run(facts: Mapping[str, Any], written: float) -> Card:
 def _card(facts: Mapping[str, Any], date: str) -> Card:
     cls = methods.get(str(facts["method"]))
     dataset = facts["dataset"] if facts["dataset"] in presets() else "folder"
-    size, sizes = int(facts["image_size"]), [int(size) for size in facts["head_sizes"]]
+    size, names = whole(facts["image_size"], 1, LARGEST_IMAGE), [str(name) for name in facts["class_names"]]
+    sizes = [whole(size, 1, len(names)) for size in facts["head_sizes"]]
+    if sum(sizes) > len(names):
+        raise ValueError("it has more heads than classes")
     settings = Settings(method=cls.name, dataset=dataset, image_size=size, network=facts["network"])
-    names = [str(name) for name in facts["class_names"][: sum(sizes)]]
     tasks = [task for task, count in enumerate(sizes) for _ in range(count)]
     return Card(
         settings=settings,
@@ -43,6 +45,6 @@ def _card(facts: Mapping[str, Any], date: str) -> Card:
         image_size=size,
         normalisation=Normalisation(tuple(facts["normalisation"]["mean"]), tuple(facts["normalisation"]["std"])),
         # A run does not keep how many images a class had.
-        classes=tuple(LearnedClass(name, task, 0, date) for name, task in zip(names, tasks, strict=True)),
+        classes=tuple(LearnedClass(name, task, 0, date) for name, task in zip(names, tasks, strict=False)),
         visits=tuple(Visit("task", count, 0, date) for count in sizes),
     )

@@ -163,7 +163,8 @@ def _array_or_list(images: Any) -> Any:
             raise InputError(f"A tensor of images is N x C x H x W; this one has shape {tuple(images.shape)}.")
         images = images.detach().cpu().permute(0, 2, 3, 1).numpy()
     if isinstance(images, np.ndarray) and images.dtype != object:
-        if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)):
+        shaped = images.ndim in (3, 4) and (images.ndim == 3 or images.shape[3] in (1, 3, 4))
+        if not shaped or 0 in images.shape[1:]:
             raise InputError(
                 f"An array of images is N x H x W x C, or N x H x W for grey ones; this one has shape {images.shape}. "
                 "Reshape your data to images."
@@ -230,7 +231,8 @@ def _array(item: Any) -> np.ndarray:
     if isinstance(item, torch.Tensor):
         array = item.detach().cpu().numpy()
         array = np.moveaxis(array, 0, 2) if array.ndim == 3 else array
-    if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or array.shape[2:] not in ((), (1,), (3,), (4,)):
+    shaped = isinstance(array, np.ndarray) and array.ndim in (2, 3) and array.shape[2:] in ((), (1,), (3,), (4,))
+    if not shaped or array.size == 0:
         shape = f" of shape {array.shape}" if isinstance(array, np.ndarray) else ""
         raise InputError(
             f"A {type(item).__name__}{shape} is no image. Images are files, PIL images, arrays H x W x C or H x W, or "

@@ -21,7 +21,7 @@ from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Progress
 from efcil.engine.trainer import Position, Trainer
 from efcil.experiment import hardware
-from efcil.experiment.first_tasks import fresh_network, trained_network
+from efcil.experiment.first_tasks import backbone_bytes, fresh_network, trained_network
 from efcil.methods.base import Method, Task
 from efcil.model.card import LearnedClass, ModelError, Visit, encode_label, now
 from efcil.model.format import PARTIAL
@@ -79,6 +79,17 @@ def learn(
         else:
             _learn_task(model, pixels, labels, given, progress, keep)
         model.settle()
+
+
+def needed_bytes(model: Model) -> int:
+    """Return about how much disk the next task needs: model and middle of the task, old and new ones side by side."""
+    assert model.card.resolved.network is not None
+    kept = (
+        0 if model.method is None else sum(value.numel() * value.element_size() for value in model.tensors().values())
+    )
+    size = max(kept, backbone_bytes(model.card.resolved.network))
+    # In the middle of a task there are the optimiser's two moments too.
+    return 2 * (size + 3 * size) + (4 << 20)
 
 
 def discard(folder: Path) -> None:

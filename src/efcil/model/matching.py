@@ -1,8 +1,10 @@
 """Whether a stored tensor is, or contains, an image: every stored row against images, resized images and patches.
 
 A row of k numbers is compared with everything that has k numbers: the images resized to s x s pixels (3 s^2 numbers in
-colour, s^2 in grey) and patches of s x s pixels, as pixel values and normalised, channels first and last. The measure
-is the absolute normalised cross-correlation, which no shift or scale of the values can hide.
+colour, s^2 in grey), turned and mirrored in all eight ways, since training does that to images, and patches of s x s
+pixels; as pixel values and normalised, channels first and last. The measure is the absolute normalised
+cross-correlation, which no shift or scale of the values can hide. Rows are also the columns of a matrix, and the pieces
+of a tensor into which a whole number of images would fit.
 
 Long rows hardly correlate with anything by chance, short ones do; so each row's best correlation with the training
 images is held against its best with other images.
@@ -23,6 +25,8 @@ SHORTEST_ROW = 48
 LARGEST_SIDE = 64
 MOST_PATCHES = 50_000
 PIECE_NUMBERS = 1 << 24
+#: What red, green and blue count for when an image is turned grey, besides equally (ITU-R BT.601, as in Pillow).
+LUMA = (0.299, 0.587, 0.114)
 #: A row matches when its correlation with a training image is at least this, and at most a quarter as far from 1 as its
 #: best correlation with other images; or when it is one in all but rounding, and too long for that to be chance.
 MATCH, CLOSER, EXACT, LONG_ROW = 0.9, 4.0, 0.999, 192
@@ -55,7 +59,7 @@ def match(tensors: Mapping[str, Tensor], training: np.ndarray, others: np.ndarra
     """
     limit = max(LARGEST_SIDE, 2 * training.shape[1])
     best: dict[str, Match] = {}
-    for numbers, rows in _rows_by_length(tensors, limit).items():
+    for numbers, rows in _rows_by_length(tensors, training.shape[1], limit).items():
         stacked = _standardise(torch.cat([values for _, values in rows]))
         here, where, what = _best(stacked, training, numbers, constants)
         there, _, _ = _best(stacked, others, numbers, constants)
@@ -90,13 +94,21 @@ def scrambled(images: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.clip(np.fft.ifft2(turned, axes=(1, 2)).real, 0, 255).astype(np.uint8)
 
 
-def _rows_by_length(tensors: Mapping[str, Tensor], limit: int) -> dict[int, list[tuple[str, Tensor]]]:
-    """Return every way to read a tensor as rows whose length is that of a square image or patch, by length."""
+def _rows_by_length(tensors: Mapping[str, Tensor], size: int, limit: int) -> dict[int, list[tuple[str, Tensor]]]:
+    """Return every way to read a tensor as rows whose length is that of a square image or patch, by length.
+
+    `size` is the side of the images, as which a tensor without that structure is read too.
+    """
     found: dict[int, list[tuple[str, Tensor]]] = {}
     for name, tensor in tensors.items():
-        for numbers in {math.prod(tensor.shape[place:]) for place in range(tensor.dim() + 1)}:
+        lengths = {math.prod(tensor.shape[place:]) for place in range(tensor.dim() + 1)}
+        lengths |= {numbers for numbers in (size * size, 3 * size * size) if tensor.numel() % numbers == 0}
+        ways = [(numbers, tensor) for numbers in sorted(lengths)]
+        if tensor.dim() == 2:
+            ways.append((len(tensor), tensor.T))
+        for numbers, values in ways:
             if numbers >= SHORTEST_ROW and tensor.numel() and _sides(numbers, limit):
-                found.setdefault(numbers, []).append((name, tensor.reshape(-1, numbers).float()))
+                found.setdefault(numbers, []).append((name, values.reshape(-1, numbers).float()))
     return found
 
 
@@ -132,7 +144,11 @@ def _squares(images: np.ndarray, side: int, most: int) -> Iterator[tuple[str, Te
         pixels = torch.from_numpy(np.ascontiguousarray(images[start : start + step])).permute(0, 3, 1, 2).float()
         indices = torch.arange(start, start + len(pixels))
         resized = functional.interpolate(pixels, (side, side), mode="bilinear", antialias=True, align_corners=False)
-        yield ("an image" if side == size else f"an image resized to {side} x {side}"), indices, resized
+        words = "an image" if side == size else f"an image resized to {side} x {side}"
+        for turns in range(4):
+            turned = resized.rot90(turns, (2, 3))
+            yield words, indices, turned
+            yield words, indices, turned.flip(3)
     if side >= size:
         return
     corners = range(0, size - side + 1, max(1, side // 4))
@@ -152,6 +168,7 @@ def _layouts(pixels: Tensor, channels: int, constants: Constants) -> Iterator[Te
     """Yield the ways in which M images may lie in memory, as M x numbers."""
     if channels == 1:
         yield pixels.mean(dim=1).flatten(1)
+        yield torch.einsum("mcyx,c->myx", pixels, torch.tensor(LUMA)).flatten(1)
         return
     factor, summand = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in constants)
     for values in (pixels, pixels * factor + summand):

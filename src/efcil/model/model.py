@@ -17,6 +17,7 @@ from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD
 from efcil.data.store import TaskImages
 from efcil.errors import SettingsError
+from efcil.experiment.files import locked
 from efcil.experiment.hardware import choose_execution
 from efcil.methods.base import Method
 from efcil.model import format
@@ -69,7 +70,13 @@ class Model:
 
     def save(self, folder: Path | str) -> None:
         """Write the model to a folder, in place of the one that may be there."""
-        format.write(Path(folder).expanduser(), self.card, self.tensors())
+        place = Path(folder).expanduser()
+        try:
+            # Two that save at the same time would remove each other's tensors.
+            with locked(place / ".lock"):
+                format.write(place, self.card, self.tensors())
+        except OSError as error:
+            raise ModelError(f"{place} cannot be written ({error.strerror or error}). Choose another folder.") from None
 
     def adopt(self, method: Method) -> None:
         """Make `method` the one that the model uses, on the model's device."""

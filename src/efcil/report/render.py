@@ -73,10 +73,10 @@ def _right(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _markdown(table: Table, metrics: Sequence[str]) -> str:
-    heading, body = _cells(table, metrics, " ± ", lambda text: text.replace("|", "\\|"))
+    heading, body = _cells(table, metrics, " ± ", _escape_markdown)
     lines = [heading, ["---"] * 3 + ["---:"] * (len(heading) - 3), *body]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    notes = [f"- `{problem.path}`: {problem.reason}" for problem in table.problems]
+    notes = [f"- `{_one_line(problem.path)}`: {_one_line(problem.reason)}" for problem in table.problems]
     return text + "\n" + ("\nNot in the table:\n\n" + "\n".join(notes) + "\n" if notes else "")
 
 
@@ -94,7 +94,8 @@ def _latex(table: Table, metrics: Sequence[str]) -> str:
             lines.append(r"\midrule")
         lines.append(" & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [f"% Not in the table: {problem.path}: {problem.reason}" for problem in table.problems]
+    # On one line: the rest of a name with a line break would be typeset, or run.
+    lines += [f"% Not in the table: {_one_line(f'{problem.path}: {problem.reason}')}" for problem in table.problems]
     return "\n".join(lines) + "\n"
 
 
@@ -127,6 +128,14 @@ FORMATS: dict[str, Callable[[Table, Sequence[str]], str]] = {
     "latex": _latex,
     "csv": _csv,
 }
+
+
+def _escape_markdown(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
 
 
 def escape_latex(text: str) -> str:

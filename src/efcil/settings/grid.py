@@ -107,7 +107,12 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _dump(values: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True, width=120)
+    def written(as_it_is: bool) -> str:
+        return yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=as_it_is, width=120)
+
+    # Characters that nobody can see, or no file can hold, do not all come back unless they are written as escapes.
+    text = written(as_it_is=True)
+    return text if all(c.isprintable() or c == "\n" for c in text) else written(as_it_is=False)
 
 
 def _plain(value: Any) -> Any:
