@@ -10,7 +10,6 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +40,6 @@ from efcil.settings import Settings, load_config
 SHORT: dict[str, Any] = {"first_task_epochs": 1, "epochs": 1, "batch_size": 64, "device": "cpu"}
 TWO_TASKS: dict[str, Any] = {"scenario": "custom", "tasks": 2, **SHORT}
 TIMES = ("seconds", "finished")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,10 @@ import csv
 import io
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from efcil.cli import main
 from efcil.model import Model
@@ -19,14 +17,6 @@ from efcil.model import Model
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "walk-through.md"
 IMAGES = ROOT.parent / "shared" / "data" / "tiny-imagenet-slice" / "tiny-imagenet-200"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def steps() -> list[tuple[str, str]]:

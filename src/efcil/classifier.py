@@ -21,6 +21,19 @@ class NotLearnedError(EfcilError, NotFittedError):
     """The classifier was asked before it had learned anything."""
 
 
+#: Parameters that mean what the setting of the same name means.
+_SAME = (
+    "network",
+    "augmentation",
+    "image_size",
+    "epochs",
+    "first_task_epochs",
+    "batch_size",
+    "seed",
+    "precision",
+)
+
+
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     """Classifies images, and learns further classes without any image of the earlier ones.
 
@@ -108,16 +121,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         return Settings(
             method=self.method,
             dataset=self.preset,
-            network=self.network,
-            augmentation=self.augmentation,
-            image_size=self.image_size,
-            epochs=self.epochs,
-            first_task_epochs=self.first_task_epochs,
-            batch_size=self.batch_size,
             overrides=dict(self.settings or {}),
-            seed=self.seed,
             device=self.device,
-            precision=self.precision,
+            **{name: getattr(self, name) for name in _SAME},
         )
 
     def _take(self, model: Model) -> IncrementalClassifier:
@@ -188,17 +194,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         kept = model.card.settings
         return cls(
             kept.method,
-            network=kept.network,
-            augmentation=kept.augmentation,
-            image_size=kept.image_size,
-            epochs=kept.epochs,
-            first_task_epochs=kept.first_task_epochs,
-            batch_size=kept.batch_size,
-            settings=dict(kept.overrides) or None,
             preset=kept.dataset,
-            seed=kept.seed,
+            settings=dict(kept.overrides) or None,
             device=device,
-            precision=kept.precision,
+            **{name: getattr(kept, name) for name in _SAME},
         )._take(model)
 
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,10 +31,6 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     )
 
 
-class Crash(BaseException):
-    """Stands for a process that dies: nothing may catch it."""
-
-
 def test_round_trip_of_tensors_and_facts(tmp_path: Path) -> None:
     facts = {"completed": 2, "matrix": [[50.0, float("nan")]], "sizes": (1, 2), "loss": 0.1 + 0.2}
     checkpoint.write(tmp_path / "model", tensors(), facts)
@@ -53,25 +49,11 @@ def test_only_the_newest_checkpoint_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize("before", [True, False], ids=["before the rename", "after it"])
 def test_a_crash_at_any_rename_leaves_one_complete_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, before: bool
+    tmp_path: Path, crash_at_rename: Any, call: int, before: bool
 ) -> None:
     checkpoint.write(tmp_path, tensors(0), {"seed": 0})
-    calls = 0
-    replace = os.replace
-
-    def dying(source: Path, target: Path) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call and before:
-            raise Crash
-        replace(source, target)
-        if calls == call:
-            raise Crash
-
-    monkeypatch.setattr(checkpoint.os, "replace", dying)
-    with pytest.raises(Crash):
+    with crash_at_rename(call, before):
         checkpoint.write(tmp_path, tensors(1), {"seed": 1})
-    monkeypatch.undo()
     found = checkpoint.read(tmp_path)
     expected = 1 if call == 2 and not before else 0
     assert found.facts["seed"] == expected

@@ -19,14 +19,6 @@ from efcil.settings import Settings, identity, label, validate
 SHORT = {"method": "efc", "scenario": "custom", "tasks": 2, "epochs": 2, "device": "cpu"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():  # type: ignore[no-untyped-def]
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def states(folder: RunFolder) -> bytes:
     (file,) = folder.model.glob("*.safetensors")
     return file.read_bytes()

@@ -303,14 +303,6 @@ def first_tasks(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return output / FOLDER
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def crash_at(
     patch: pytest.MonkeyPatch, moment: int | None, counts: Callable[[Trainer], bool] = lambda trainer: True
 ) -> list[str]:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -36,14 +35,6 @@ CPU = torch.device("cpu")
 PLAIN = Execution(CPU, half=False, fused=False, captured=False)
 FUSED = dataclasses.replace(PLAIN, fused=True)
 EXECUTIONS = pytest.mark.parametrize("execution", [PLAIN, FUSED], ids=["plain", "fused"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def task_of(index: int, batch_size: int = BATCH) -> Task:

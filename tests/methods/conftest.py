@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 from checks import Stream, make_stream
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
-def stream(_one_thread: None) -> Stream:
+def stream() -> Stream:
     """Five tasks of two digits each."""
     return make_stream((2, 2, 2, 2, 2))
 

@@ -287,33 +287,16 @@ def test_what_is_no_model_folder_says_so(tmp_path: Path) -> None:
 # -- saving ----------------------------------------------------------------------------------------------------------
 
 
-class Crash(BaseException):
-    """Stands for a process that dies: nothing may catch it."""
-
-
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize("before", [True, False])
 def test_a_crash_while_saving_leaves_one_of_the_two_models(
-    call: int, before: bool, trained: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, same: Any
+    call: int, before: bool, trained: Path, model_folder: Path, crash_at_rename: Any, same: Any
 ) -> None:
     old, new = Model.load(trained, "cpu"), Model.load(trained, "cpu")
     with torch.no_grad():
         new.ready.get_buffer("means").add_(1.0)
-    calls, replace = 0, os.replace
-
-    def dying(source: Path, target: Path) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call and before:
-            raise Crash
-        replace(source, target)
-        if calls == call:
-            raise Crash
-
-    monkeypatch.setattr(checkpoint.os, "replace", dying)
-    with pytest.raises(Crash):
+    with crash_at_rename(call, before):
         new.save(model_folder)
-    monkeypatch.undo()
     found = Model.load(model_folder, "cpu")
     assert same(found, new if call == 2 and not before else old)
 

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug
-from efcil.errors import unknown
+from efcil.commands.parser import add_debug, add_format
 
 FORMATS = ("text", "json")
 SHOWN_MATCHES = 5
@@ -38,15 +37,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="FOLDER",
         help="images it was not trained on, one folder per class (default: test/ or val/ beside train/, if there)",
     )
-    parser.add_argument("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
+    add_format(parser, FORMATS)
     add_debug(parser)
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Audit the model and print what was found."""
-    if arguments.format not in FORMATS:
-        raise unknown("format", arguments.format, FORMATS)
     from efcil.model.audit import audit
 
     held_out = None if arguments.held_out is None else arguments.held_out.expanduser()

@@ -9,8 +9,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug
-from efcil.errors import printable, unknown
+from efcil.commands.parser import add_debug, add_format
+from efcil.errors import printable
 
 FORMATS = ("text", "json")
 
@@ -24,15 +24,13 @@ def add_parser(subparsers: Any) -> None:
         "purpose, and what could and could not be recovered from that.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
-    parser.add_argument("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
+    add_format(parser, FORMATS)
     add_debug(parser)
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the model's card and inventory."""
-    if arguments.format not in FORMATS:
-        raise unknown("format", arguments.format, FORMATS)
     from efcil.engine import checkpoint
     from efcil.model import format
     from efcil.model.audit import inventory

@@ -7,8 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_option
-from efcil.commands.run import positive
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option
 from efcil.settings import Settings, options
 
 DESCRIPTION = """\
@@ -46,12 +45,7 @@ def add_parser(subparsers: Any) -> None:
         # One model is learned here, not a grid.
         single = known[name] if name == "overrides" else dataclasses.replace(known[name], nargs=None)
         add_option(parser, single)
-    parser.add_argument(
-        "--checkpoint-steps",
-        metavar="N",
-        type=positive("--checkpoint-steps"),
-        help="save the middle of the task after every N steps, besides every five minutes",
-    )
+    add_checkpoint_steps(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_debug(parser)
     parser.set_defaults(execute=execute)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from efcil.errors import SettingsError, closest
+from efcil.errors import SettingsError, closest, unknown
 from efcil.settings import Option
 from efcil.settings.options import show
 
@@ -60,6 +60,41 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
     )
+
+
+def add_checkpoint_steps(parser: argparse._ActionsContainer) -> None:
+    """Add the flag of commands that train."""
+    parser.add_argument(
+        "--checkpoint-steps",
+        metavar="N",
+        type=positive("--checkpoint-steps"),
+        help="save the middle of a task after every N steps, besides every five minutes and at the end of every task",
+    )
+
+
+def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
+    """Add the flag of commands that print in several formats; the first is the default."""
+
+    def known(text: str) -> str:
+        if text not in formats:
+            raise unknown("format", text, formats)
+        return text
+
+    listed = f"{', '.join(formats[:-1])} or {formats[-1]}"
+    parser.add_argument(
+        "--format", default=formats[0], type=known, metavar="FORMAT", help=f"{listed} (default: {formats[0]})"
+    )
+
+
+def positive(flag: str) -> Callable[[str], int]:
+    """Return the conversion of a flag whose value is a whole number of at least 1."""
+
+    def check(text: str) -> int:
+        if not text.isdigit() or int(text) < 1:
+            raise SettingsError(f"{flag} must be a whole number, at least 1, but it is {text!r}.")
+        return int(text)
+
+    return check
 
 
 def pair(text: str) -> tuple[str, str]:

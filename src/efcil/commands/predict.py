@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_option
-from efcil.commands.run import positive
-from efcil.errors import printable, unknown
+from efcil.commands.parser import add_debug, add_format, add_option, positive
+from efcil.errors import printable
 from efcil.settings import Settings, options
 
 FORMATS = ("text", "json", "csv")
@@ -31,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         "images", nargs="+", metavar="IMAGE", help="image, folder of images, pattern, or - for a list on standard input"
     )
     parser.add_argument("--top", type=positive("--top"), default=1, metavar="N", help="classes per image (default: 1)")
-    parser.add_argument("--format", default="text", metavar="FORMAT", help="text, json or csv (default: text)")
+    add_format(parser, FORMATS)
     add_option(parser, options(Settings)["device"])
     add_debug(parser)
     parser.set_defaults(execute=execute)
@@ -39,8 +38,6 @@ def add_parser(subparsers: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Predict the images and print a line for each."""
-    if arguments.format not in FORMATS:
-        raise unknown("format", arguments.format, FORMATS)
     from efcil.model.model import Model
     from efcil.model.prediction import image_files, predict_files
 

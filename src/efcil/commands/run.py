@@ -6,11 +6,11 @@ import argparse
 import dataclasses
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_option
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, positive
 from efcil.errors import EfcilError, GridError, SettingsError
 from efcil.settings import Settings, expand, options, read_config, validate
 
@@ -48,12 +48,7 @@ def add_parser(subparsers: Any) -> None:
         default=1,
         help="runs that share a GPU at a time (default: 1)",
     )
-    work.add_argument(
-        "--checkpoint-steps",
-        metavar="N",
-        type=positive("--checkpoint-steps"),
-        help="save the middle of a task after every N steps, besides every five minutes and at the end of every task",
-    )
+    add_checkpoint_steps(work)
     work.add_argument("--quiet", action="store_true", help="print only the final table")
     add_debug(work)
     parser.set_defaults(execute=execute)
@@ -150,14 +145,3 @@ def _data_path(values: dict[str, Any]) -> str:
         )
     # Absolute, so that settings.yaml works from any folder.
     return str(Path(values["data"]).expanduser().absolute())
-
-
-def positive(flag: str) -> Callable[[str], int]:
-    """Return the conversion of a flag whose value is a whole number of at least 1."""
-
-    def check(text: str) -> int:
-        if not text.isdigit() or int(text) < 1:
-            raise SettingsError(f"{flag} must be a whole number, at least 1, but it is {text!r}.")
-        return int(text)
-
-    return check

@@ -84,7 +84,6 @@ class AdaptedGaussians(Method):
         self.register_buffer("means", torch.zeros(0, size))
         self.register_buffer("covariances", torch.zeros(0, size, size))
         self.distiller: nn.Module | None = None
-        self.teacher: IncrementalNetwork | None = None
         self.teacher_bottleneck: nn.Module | None = None
         self._classifier: Classifier | None = None
 
@@ -96,8 +95,7 @@ class AdaptedGaussians(Method):
 
     def begin_task(self, task: Task) -> None:
         """Keep network and bottleneck as they are as the teacher, grow a head, and begin a new distiller."""
-        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
-        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        self.keep_teacher()
         object.__setattr__(self, "teacher_bottleneck", copy.deepcopy(self.bottleneck).requires_grad_(False))
         super().begin_task(task)
         for head in list(self.network.heads)[:-1]:
@@ -116,9 +114,8 @@ class AdaptedGaussians(Method):
         return {"features": self._old_embed(images)}
 
     def _old_embed(self, images: Tensor) -> Tensor:
-        assert self.teacher is not None
         assert self.teacher_bottleneck is not None
-        return self.teacher_bottleneck(self.teacher.features(images))
+        return self.teacher_bottleneck(self.old_network.features(images))
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy over the new head, distillation through the distiller, and the term against collapse."""

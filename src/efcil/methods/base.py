@@ -94,6 +94,7 @@ class Method(nn.Module):
         super().__init__()
         self.network = network
         self.settings = settings if settings is not None else type(self).Settings()
+        self.teacher: IncrementalNetwork | None = None
 
     @classmethod
     def recipe_family(cls, settings: Any) -> str:
@@ -141,6 +142,25 @@ class Method(nn.Module):
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Compute what must outlive the task's images. The network is in eval mode."""
+
+    # -- the network as it was ---------------------------------------------------------------------------------
+
+    def keep_teacher(self) -> None:
+        """Keep a frozen copy of the network as it is, to compare with while it goes on learning."""
+        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
+        object.__setattr__(self, "teacher", self.network.frozen_copy())
+
+    @property
+    def old_network(self) -> IncrementalNetwork:
+        """The network as it was before the task: `teacher`, which must have been kept."""
+        assert self.teacher is not None
+        return self.teacher
+
+    def before_and_after(self, data: TaskImages, index: int = 0) -> tuple[Tensor, Tensor]:
+        """Return the features of all images by the old network and by the present one, in one augmented view."""
+        pairs = [(self.old_network.features(x), self.network.features(x)) for x, _ in data.augmented("drift", index)]
+        before, after = zip(*pairs, strict=True)
+        return torch.cat(before), torch.cat(after)
 
     # -- inference and state -----------------------------------------------------------------------------------
 

@@ -71,9 +71,7 @@ class DualProjection(LearningWithoutForgetting):
         super().end_task(task, data)
 
     def _carry(self, data: TaskImages) -> None:
-        assert self.teacher is not None
-        pairs = [(self.teacher.features(x), self.network.features(x)) for x, _ in data.augmented("drift")]
-        before, after = (torch.cat(side) for side in zip(*pairs, strict=True))
+        before, after = self.before_and_after(data)
         matrix = transport.ridge_map(before, after, self.settings.map_ridge, relative=False, intercept=False).matrix
         for row, (mean, moment) in enumerate(zip(self.means.double(), self.moments.double(), strict=True)):
             own = span(moment, self.settings.projection_threshold) @ matrix if self.settings.projection else matrix

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from efcil.core import drift, prototypes, transport
+from efcil.core import drift, gaussians, prototypes, transport
 from efcil.core.covariance import task_average
 from efcil.core.elastic import elastic_loss
 from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
@@ -17,6 +17,31 @@ from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
+
+
+@dataclass(frozen=True)
+class ElasticSettings:
+    """Hyper-parameters that EFC and EFC++ share: the drift penalty, and what is kept of old classes."""
+
+    efm_weight: float = option(10.0, "Weight of the empirical feature matrix in the drift penalty.", minimum=0)
+    damping: float = option(0.1, "Weight of the identity in the drift penalty.", minimum=0)
+    prototype_update: str = option(
+        "efm",
+        "How old classes follow the drift: efm (means, weights from the feature matrix), none (ablation), linear "
+        "(means and covariances, by one ridge map from old to new features), or linear-residual (the same, and "
+        "what the map leaves unexplained is added to the covariances).",
+        choices=("efm", "none", "linear", "linear-residual"),
+    )
+    drift_ridge: float = option(
+        0.01, "Pull of a linear prototype_update towards the identity, in mean variances of a feature.", minimum=0
+    )
+    drift_sigma: float = option(0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6)
+    covariance: str = option(
+        "class",
+        "Covariances kept: one per class, one per task (average of its classes), or only the last task's.",
+        choices=("class", "task", "last-task"),
+    )
+    jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
 
 
 class ElasticFeatureConsolidation(Method):
@@ -29,11 +54,9 @@ class ElasticFeatureConsolidation(Method):
     keeps = ("heads", "means", "covariances")
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(ElasticSettings):
         """Hyper-parameters of EFC and the ablations of its paper."""
 
-        efm_weight: float = option(10.0, "Weight of the empirical feature matrix in the drift penalty.", minimum=0)
-        damping: float = option(0.1, "Weight of the identity in the drift penalty.", minimum=0)
         regulariser: str = option(
             "efm",
             "Drift penalty: efm, or features for plain feature distillation of weight feature_weight (ablation).",
@@ -46,23 +69,6 @@ class ElasticFeatureConsolidation(Method):
             choices=("prace", "symmetric"),
         )
         symmetric_weight: float = option(10.0, "Weight of the prototypes where loss is symmetric.", minimum=0)
-        prototype_update: str = option(
-            "efm",
-            "How old classes follow the drift: efm (means, weights from the feature matrix), none (ablation), linear "
-            "(means and covariances, by one ridge map from old to new features), or linear-residual (the same, and "
-            "what the map leaves unexplained is added to the covariances).",
-            choices=("efm", "none", "linear", "linear-residual"),
-        )
-        drift_ridge: float = option(
-            0.01, "Pull of a linear prototype_update towards the identity, in mean variances of a feature.", minimum=0
-        )
-        drift_sigma: float = option(0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6)
-        covariance: str = option(
-            "class",
-            "Covariances kept: one per class, one per task (average of its classes), or only the last task's.",
-            choices=("class", "task", "last-task"),
-        )
-        jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
 
     settings: Settings
     feature_matrix: Tensor
@@ -82,14 +88,12 @@ class ElasticFeatureConsolidation(Method):
         # Derived from the above, needed while a task trains, never saved.
         self.register_buffer("factors", torch.zeros(0, size, size), persistent=False)
         self.register_buffer("penalty", torch.zeros(size, size), persistent=False)
-        self.teacher: IncrementalNetwork | None = None
 
     # -- training ----------------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as it is as the teacher, then grow it; BatchNorm is frozen in values and statistics."""
-        # The teacher is the present network; it is rebuilt, not saved, because a task always begins from a saved state.
-        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        self.keep_teacher()
         super().begin_task(task)
         self.restored()
         self._task = task
@@ -114,8 +118,7 @@ class ElasticFeatureConsolidation(Method):
 
     def frozen(self, images: Tensor) -> dict[str, Tensor]:
         """Features of the old network."""
-        assert self.teacher is not None
-        return {"features": self.teacher.features(images)}
+        return {"features": self.old_network.features(images)}
 
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw the prototypes of every step, and how many of them and of the step before's images count."""
@@ -170,9 +173,7 @@ class ElasticFeatureConsolidation(Method):
         self.teacher = None
 
     def _follow_drift(self, data: TaskImages) -> None:
-        assert self.teacher is not None
-        pairs = [(self.teacher.features(x), self.network.features(x)) for x, _ in data.augmented("drift")]
-        before, after = (torch.cat(side) for side in zip(*pairs, strict=True))
+        before, after = self.before_and_after(data)
         settings = self.settings
         if settings.prototype_update == "efm":
             self.means = drift.compensate(self.means, before, after, self.feature_matrix, settings.drift_sigma)
@@ -194,8 +195,7 @@ class ElasticFeatureConsolidation(Method):
         return total.matrix(weight)
 
     def _add_prototypes(self, task: Task, data: TaskImages) -> None:
-        pieces = [(self.network.features(x), y) for x, y in data.augmented("prototypes")]
-        features, labels = (torch.cat(side) for side in zip(*pieces, strict=True))
+        features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
         means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
         groups = torch.arange(task.classes, device=means.device)
         if self.settings.covariance != "class":

@@ -15,7 +15,7 @@ from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.errors import TrainingError
 from efcil.methods.base import Batch, Plan, Task, Terms
-from efcil.methods.efc import ElasticFeatureConsolidation
+from efcil.methods.efc import ElasticFeatureConsolidation, ElasticSettings
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
@@ -27,28 +27,9 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
     summary = "EFC without rehearsal while the backbone trains; heads re-balanced on Gaussian features after each task"
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(ElasticSettings):
         """Hyper-parameters of EFC++, with the values of its authors' code."""
 
-        efm_weight: float = option(10.0, "Weight of the empirical feature matrix in the drift penalty.", minimum=0)
-        damping: float = option(0.1, "Weight of the identity in the drift penalty.", minimum=0)
-        prototype_update: str = option(
-            "efm",
-            "How old classes follow the drift: efm (means, weights from the feature matrix), none (ablation), linear "
-            "(means and covariances, by one ridge map from old to new features), or linear-residual (the same, and "
-            "what the map leaves unexplained is added to the covariances).",
-            choices=("efm", "none", "linear", "linear-residual"),
-        )
-        drift_ridge: float = option(
-            0.01, "Pull of a linear prototype_update towards the identity, in mean variances of a feature.", minimum=0
-        )
-        drift_sigma: float = option(0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6)
-        covariance: str = option(
-            "class",
-            "Covariances kept: one per class, one per task (average of its classes), or only the last task's.",
-            choices=("class", "task", "last-task"),
-        )
-        jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
         rebalance_epochs: int = option(50, "Epochs of re-balancing after each task but the first; 0: none.", minimum=0)
         rebalance_learning_rate: float = option(1e-3, "Learning rate of re-balancing (SGD, constant).", minimum=0)
         rebalance_momentum: float = option(0.9, "Momentum of re-balancing.", minimum=0, maximum=1)

@@ -52,8 +52,7 @@ class DriftFusion(PrototypeAugmentation):
         super().end_task(task, data)
 
     def _follow_drift(self, task: Task, data: TaskImages) -> None:
-        assert self.teacher is not None
-        teacher, settings, new = self.teacher, self.settings, range(task.first_class, task.seen)
+        teacher, settings, new = self.old_network, self.settings, range(task.first_class, task.seen)
         both, labels = gaussians.collect(
             lambda images: torch.stack([teacher.features(images), self.network.features(images)], dim=1),
             data.augmented("drift"),

@@ -66,14 +66,12 @@ class DualAugmentation(Method):
         self.register_buffer("covariances", torch.zeros(0, size, size))
         self.register_buffer("pair_of", torch.zeros(0, 0, dtype=torch.int64), persistent=False)
         self.pairs = nn.ParameterList()
-        self.teacher: IncrementalNetwork | None = None
 
     # -- training ----------------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, grow a head, and make a row for every pair of new classes."""
-        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
-        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        self.keep_teacher()
         super().begin_task(task)
         self._first_class = task.first_class
         self.pair_of, self.pairs = pair_numbers(task.classes).to(self.means.device), nn.ParameterList()
@@ -92,8 +90,7 @@ class DualAugmentation(Method):
 
     def frozen(self, images: Tensor) -> dict[str, Tensor]:
         """Features of the old network."""
-        assert self.teacher is not None
-        return {"features": self.teacher.features(images)}
+        return {"features": self.old_network.features(images)}
 
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw the old classes to rehearse, and with whom and in which shares each image is mixed."""

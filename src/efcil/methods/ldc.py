@@ -60,21 +60,14 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
     def _fit_map(self, data: TaskImages) -> transport.AffineMap:
         settings = self.settings
         if settings.map == "ridge":
-            return transport.ridge_map(*self._pairs(data, 0), settings.map_ridge)
+            return transport.ridge_map(*self.before_and_after(data), settings.map_ridge)
         return transport.learned_map(
-            (self._pairs(data, epoch) for epoch in range(settings.map_epochs)),
+            (self.before_and_after(data, epoch) for epoch in range(settings.map_epochs)),
             self.network.feature_size,
             learning_rate=settings.map_learning_rate,
             batch_size=settings.map_batch_size,
             device=self.means.device,
         )
-
-    def _pairs(self, data: TaskImages, epoch: int) -> tuple[Tensor, Tensor]:
-        """Features of all images before and after the task, in one augmented view."""
-        assert self.teacher is not None
-        pairs = [(self.teacher.features(x), self.network.features(x)) for x, _ in data.augmented("drift", epoch)]
-        before, after = zip(*pairs, strict=True)
-        return torch.cat(before), torch.cat(after)
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:

@@ -39,18 +39,15 @@ class LearningWithoutForgetting(FineTune):
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
         self.trains_normalisation = self.settings.train_normalisation
-        self.teacher: IncrementalNetwork | None = None
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as it is as the teacher, then grow a head; old heads are frozen."""
-        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
-        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        self.keep_teacher()
         super().begin_task(task)
 
     def frozen(self, images: Tensor) -> dict[str, Tensor]:
         """Logits of the old network."""
-        assert self.teacher is not None
-        return {"logits": self.teacher.logits(self.teacher.features(images))}
+        return {"logits": self.old_network.logits(self.old_network.features(images))}
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy over the newest head, plus distillation over all old heads in one softmax."""

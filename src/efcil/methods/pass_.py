@@ -81,14 +81,12 @@ class PrototypeAugmentation(Method):
         self.register_buffer("means", torch.zeros(0, network.feature_size))
         self.register_buffer("radius", torch.zeros(()))
         self.rotations = nn.ParameterList()
-        self.teacher: IncrementalNetwork | None = None
 
     # -- training ----------------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, grow a head, and add rotation rows for the classes that lack them."""
-        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
-        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        self.keep_teacher()
         super().begin_task(task)
         if not self.settings.train_scales:
             for parameter in self.network.norm_parameters():
@@ -110,9 +108,8 @@ class PrototypeAugmentation(Method):
 
     def frozen(self, images: Tensor) -> dict[str, Tensor]:
         """Features of the old network for every image and its quarter turns: (images, 4, n)."""
-        assert self.teacher is not None
         count = len(images)
-        features = self.teacher.features(rotate_batch(images))
+        features = self.old_network.features(rotate_batch(images))
         turned = features[count:].view(count, QUARTER_TURNS, -1)
         return {"features": torch.cat([features[:count, None], turned], dim=1)}
 

@@ -63,7 +63,6 @@ class SemanticDriftCompensation(Method):
         object.__setattr__(base, "network", network)
         self.base = base
         self.register_buffer("means", torch.zeros(0, network.feature_size))
-        self.teacher: IncrementalNetwork | None = None
 
     @classmethod
     def recipe_family(cls, settings: Settings) -> str:
@@ -74,7 +73,7 @@ class SemanticDriftCompensation(Method):
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as it is, to measure the drift against; the base does the rest."""
-        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        self.keep_teacher()
         self.base.begin_task(task)
 
     def training_mode(self) -> None:
@@ -119,9 +118,7 @@ class SemanticDriftCompensation(Method):
         self.base.end_task(task, data)
 
     def _follow_drift(self, data: TaskImages) -> None:
-        assert self.teacher is not None
-        pairs = [(self._scaled(self.teacher.features(x)), self.embed(x)) for x, _ in data.augmented("drift")]
-        before, after = (torch.cat(side) for side in zip(*pairs, strict=True))
+        before, after = map(self._scaled, self.before_and_after(data))
         weights = drift.euclidean_weights(before, self.means, self.settings.sigma)
         self.means = drift.move(self.means, weights, after - before)
 

@@ -68,14 +68,12 @@ class RepresentationExpansion(Method):
         super().__init__(network, settings)
         self.register_buffer("means", torch.zeros(0, network.feature_size))
         self.adapters = nn.ParameterDict()
-        self.teacher: IncrementalNetwork | None = None
 
     # -- training ----------------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, grow a head, freeze the backbone and put a zero adapter beside each 3x3."""
-        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
-        object.__setattr__(self, "teacher", self.network.frozen_copy())
+        self.keep_teacher()
         super().begin_task(task)
         self.network.backbone.requires_grad_(False)
         self.adapters = nn.ParameterDict(
@@ -93,8 +91,7 @@ class RepresentationExpansion(Method):
 
     def frozen(self, images: Tensor) -> dict[str, Tensor]:
         """Features of the old network."""
-        assert self.teacher is not None
-        return {"features": self.teacher.features(images)}
+        return {"features": self.old_network.features(images)}
 
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw old classes uniformly, with replacement."""
