@@ -92,6 +92,11 @@ def markdown(rows: list[dict[str, str]]) -> str:
             cells.append("" if published is None else f"{published.mean:.2f}")
         cells.append(f"{statistics.mean(float(row['seconds']) for row in members):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Commands, commits and hardware are in the CSV file. Seconds are those of the clock on the wall: a run that",
+        "shared its GPU with others (`--jobs-per-gpu`) takes longer than one alone.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -167,3 +167,8 @@ def test_of_several_broken_images_the_first_is_reported() -> None:
         encoded[index] = Encoded(b"broken", f"Image {index}")
     with pytest.raises(DataError, match=r"^Image 140 "):
         decode_into(np.empty((600, 2, 2, 3), np.uint8), encoded, Fit(2), 4)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"The test image does not exist\. Check the path\."):
+        decode_image(Encoded(tmp_path / "none.png", "The test image"), Fit(8))

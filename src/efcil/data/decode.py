@@ -58,6 +58,8 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
         raise DataError(
             f"{encoded.where} is refused: {error} If the image is what it should be, make it smaller first."
         ) from error
+    except FileNotFoundError:
+        raise DataError(f"{encoded.where} does not exist. Check the path.") from None
     except Exception as error:  # a broken file makes Pillow's decoders raise almost anything, even SyntaxError
         raise DataError(
             f"{encoded.where} cannot be decoded as an image ({_reason(error)}). "
