@@ -28,9 +28,9 @@ from efcil.data.scenario import make_scenario
 from efcil.data.store import TaskImages
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.first_task import FirstTask
+from efcil.engine.hardware import choose_device, switches
 from efcil.engine.trainer import Execution, Trainer
 from efcil.environment import command, environment
-from efcil.experiment.hardware import choose_device, switches
 from efcil.experiment.workers import mps
 from efcil.methods import get
 from efcil.methods.base import Method, Task

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from efcil import methods
+from efcil import files, methods
 from efcil.cli import main
 from efcil.commands.run import plan
 from efcil.data.augment import Normalisation
@@ -30,10 +30,11 @@ from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.trainer import Trainer
 from efcil.errors import DataError, GridError, SettingsError, TrainingError
 from efcil.evaluation.metrics import summarise
-from efcil.experiment import files, run_grid, run_one, workers
 from efcil.experiment import run as run_module
-from efcil.experiment.first_tasks import FOLDER, STEM, digest, fingerprint, fresh_network
+from efcil.experiment import run_grid, run_one, workers
+from efcil.experiment.first_tasks import FOLDER, STEM, digest, fingerprint
 from efcil.experiment.run import Run, make_run_scenario
+from efcil.network.incremental import fresh_network
 from efcil.runfolder import RunFolder, RunFolderError, locate
 from efcil.settings import Settings, load_config
 
@@ -551,7 +552,7 @@ class TestDisk:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             original(*arguments)
 
-        monkeypatch.setattr(checkpoint.os, call, full)
+        monkeypatch.setattr(os, call, full)
         with pytest.raises(CheckpointError, match="No space left on device") as error:
             run_one(self.settings, tmp_path / "cut", few, quiet=True, checkpoint_steps=1)
         monkeypatch.undo()

@@ -19,6 +19,10 @@ class SettingsError(EfcilError):
     """A setting that does not exist, has the wrong type or cannot be combined with another."""
 
 
+class RunFolderError(EfcilError):
+    """A folder of results that is damaged, belongs to another run, is in use, or cannot be written."""
+
+
 class TrainingError(EfcilError):
     """Training stopped because going on would be wrong, for example a loss that is not finite."""
 

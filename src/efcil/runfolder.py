@@ -17,7 +17,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ import yaml
 from numpy.typing import ArrayLike
 
 from efcil.environment import environment
-from efcil.errors import EfcilError
+from efcil.errors import RunFolderError
+from efcil.files import write_atomically
 from efcil.settings import Settings, identity, label, scenario_name, to_yaml
 from efcil.settings.grid import RESOLVED_KEY
 from efcil.settings.options import show
@@ -37,29 +37,6 @@ AGNOSTIC, AWARE, SIZES = "task-agnostic", "task-aware", "classes"
 __all__ = ["RunFolder", "RunFolderError", "environment", "find_runs", "locate", "write_atomically"]
 
 REQUIRED = ("method", "label", "dataset", "scenario", "seed", "A_step", "A_inc")
-
-
-class RunFolderError(EfcilError):
-    """A run folder that is damaged, or that belongs to another run."""
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by `content` so that readers, and a crash at any moment, see the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files only their owner can read; results are meant to be shared like any other file.
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
 
 
 class RunFolder:
@@ -272,23 +249,3 @@ def _drop_torn_line(file: Any) -> None:
                 file.truncate(position + 1)
             return
     file.truncate(0)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable where the system lets folders be synced."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)

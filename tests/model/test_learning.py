@@ -213,7 +213,7 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
 def test_a_disk_without_room_for_the_model(folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     """Said before the training whose result could not be kept."""
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("efcil.experiment.files.shutil.disk_usage", lambda path: usage._replace(free=4_000_000))
+    monkeypatch.setattr("efcil.files.shutil.disk_usage", lambda path: usage._replace(free=4_000_000))
     monkeypatch.setattr("efcil.model.learning._learn_task", pytest.fail)
     assert learn(tmp_path / "model", folders / "first", *QUICK) == 2
     assert "has 4 MB left, but the checkpoints of this run need about" in capsys.readouterr().err
@@ -233,7 +233,7 @@ def test_images_beside_the_model_are_left_alone(folders: Path, tmp_path: Path, c
 
 
 def test_two_at_a_time_are_kept_apart(uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
-    from efcil.experiment.files import locked
+    from efcil.files import locked
 
     model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
     with locked(model / ".lock"):

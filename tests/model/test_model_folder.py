@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from efcil.engine import checkpoint
 from efcil.errors import EfcilError
-from efcil.experiment.files import locked
+from efcil.files import locked
 from efcil.model import Model, ModelError, format
 from efcil.model.card import FORMAT, LearnedClass, Visit, decode_label, encode_label, read_card
 

@@ -55,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Learn the folder, and save the model."""
     from efcil.engine.interrupt import StopRequest
     from efcil.engine.progress import Progress
-    from efcil.experiment.files import locked, refuse_full, refuse_unwritable
+    from efcil.files import locked, refuse_full, refuse_unwritable
     from efcil.model import ModelError, format
     from efcil.model.images import gather_labelled
     from efcil.model.learning import Keep, discard, learn, needed_bytes

@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from torch import Tensor
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.trainer import Position, Trainer
 from efcil.errors import TrainingError
+from efcil.files import write_atomically
 
 FORMAT = 1
 #: Seconds after which the middle of a task is saved, however many steps there were.
@@ -84,8 +84,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any],
     described["checksum"] = _checksum(described)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / name, content)
-        _replace(folder / f"{stem}.json", (json.dumps(described, indent=1, allow_nan=False) + "\n").encode())
+        write_atomically(folder / name, content)
+        write_atomically(folder / f"{stem}.json", (json.dumps(described, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise CheckpointError(
             f"The checkpoint in {folder} cannot be written ({error.strerror or error}). The one before it is "
@@ -247,24 +247,6 @@ class TaskKeeper:
 def _host(tensor: Tensor) -> Tensor:
     # Contiguous and alone in its memory, as safetensors wants it.
     return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _tidy(folder: Path, stem: str, keep: str = "") -> None:

@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 import efcil
-from efcil import seeds
 from efcil.data.images import Dataset
 from efcil.engine import checkpoint
-from efcil.network.incremental import IncrementalNetwork
-from efcil.network.resnet import NETWORKS, make_backbone
 from efcil.settings import Recipe
 
 FOLDER = "first-tasks"
@@ -119,26 +115,6 @@ class FirstTaskStore:
             "epochs": record.epochs,
         }
         checkpoint.write(self.place(key), record.tensors, facts, STEM)
-
-
-def backbone_bytes(name: str) -> int:
-    """Return the size of a backbone's parameters without allocating them."""
-    with torch.device("meta"):
-        return sum(parameter.numel() * parameter.element_size() for parameter in NETWORKS[name][1]().parameters())
-
-
-def fresh_network(name: str, seed: int, device: torch.device) -> IncrementalNetwork:
-    """Return an untrained network without heads."""
-    return IncrementalNetwork(make_backbone(name, seeds.derive(seed, "backbone"))).to(device)
-
-
-def trained_network(name: str, seed: int, device: torch.device, tensors: Mapping[str, Tensor]) -> IncrementalNetwork:
-    """Return the network of a first task, whether it was trained just now or long ago."""
-    network = fresh_network(name, seed, device)
-    heads = sorted((n for n in tensors if n.startswith("heads.")), key=lambda n: int(n.split(".")[1]))
-    network.grow_to([tensors[head].shape[0] for head in heads])
-    network.load_state_dict(dict(tensors))
-    return network.eval()
 
 
 def _plain(value: Any) -> Any:

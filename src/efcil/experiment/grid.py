@@ -8,10 +8,10 @@ from pathlib import Path
 
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
+from efcil.engine.hardware import choose_device
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.errors import EfcilError, GridError
 from efcil.experiment import first_tasks
-from efcil.experiment.hardware import choose_device
 from efcil.experiment.run import run_one
 from efcil.experiment.workers import Job, run_jobs
 from efcil.runfolder import locate

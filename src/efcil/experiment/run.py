@@ -19,7 +19,7 @@ from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import Dataset
 from efcil.data.scenario import Scenario, class_order, make_scenario
 from efcil.data.store import TaskImages
-from efcil.engine import checkpoint
+from efcil.engine import checkpoint, hardware
 from efcil.engine.checkpoint import CheckpointError
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.first_task import FirstTask
@@ -29,19 +29,14 @@ from efcil.engine.trainer import Trainer
 from efcil.environment import command
 from efcil.errors import DataError, EfcilError
 from efcil.evaluation.metrics import step_accuracy
-from efcil.experiment import first_tasks, hardware, state
-from efcil.experiment.files import locked, refuse_unwritable
-from efcil.experiment.first_tasks import (
-    FirstTaskRecord,
-    FirstTaskStore,
-    backbone_bytes,
-    fresh_network,
-    trained_network,
-)
+from efcil.experiment import first_tasks, state
+from efcil.experiment.first_tasks import FirstTaskRecord, FirstTaskStore
 from efcil.experiment.summary import summarise_run
 from efcil.experiment.training import interrupted, train
+from efcil.files import locked, refuse_unwritable
 from efcil.methods.base import Method, Task
-from efcil.network.incremental import IncrementalNetwork
+from efcil.network.incremental import IncrementalNetwork, fresh_network, trained_network
+from efcil.network.resnet import backbone_bytes
 from efcil.report import matrix_text
 from efcil.runfolder import locate
 from efcil.settings import Recipe, Settings, resolve

@@ -10,9 +10,9 @@ import numpy as np
 import efcil
 from efcil.engine import checkpoint
 from efcil.engine.checkpoint import CheckpointError
-from efcil.experiment.files import refuse_full
-from efcil.experiment.first_tasks import fresh_network
+from efcil.files import refuse_full
 from efcil.methods.base import Method
+from efcil.network.incremental import fresh_network
 
 if TYPE_CHECKING:
     from efcil.experiment.run import Run

@@ -23,10 +23,10 @@ from efcil import methods
 from efcil.engine import checkpoint
 from efcil.engine.checkpoint import CheckpointError, Damaged
 from efcil.errors import EfcilError
-from efcil.experiment.first_tasks import fresh_network
 from efcil.methods.base import Method
 from efcil.model import from_run
 from efcil.model.card import Card, ModelError, read_card
+from efcil.network.incremental import fresh_network
 
 Found = TypeVar("Found")
 

@@ -14,20 +14,20 @@ import numpy as np
 
 import efcil
 from efcil import methods
-from efcil.engine import checkpoint
+from efcil.engine import checkpoint, hardware
 from efcil.engine.checkpoint import CheckpointError, TaskKeeper
 from efcil.engine.first_task import FirstTask
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Progress
 from efcil.engine.trainer import Position, Trainer
-from efcil.experiment import hardware
-from efcil.experiment.first_tasks import backbone_bytes, fresh_network, trained_network
 from efcil.methods.base import Method, Task
 from efcil.model.card import LearnedClass, ModelError, Visit, encode_label, now
 from efcil.model.format import PARTIAL
 from efcil.model.images import InputError, sorted_classes
 from efcil.model.model import Model
 from efcil.model.more import learn_more
+from efcil.network.incremental import fresh_network, trained_network
+from efcil.network.resnet import backbone_bytes
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from efcil import methods
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD
 from efcil.data.store import TaskImages
+from efcil.engine.hardware import choose_execution
 from efcil.errors import SettingsError
-from efcil.experiment.files import locked
-from efcil.experiment.hardware import choose_execution
+from efcil.files import locked
 from efcil.methods.base import Method
 from efcil.model import format
 from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from efcil import seeds
 from efcil.network.fused import FusedBackbone
-from efcil.network.resnet import ResNet
+from efcil.network.resnet import ResNet, make_backbone
 
 
 class IncrementalNetwork(nn.Module):
@@ -88,3 +89,17 @@ class IncrementalNetwork(nn.Module):
         if fused is not None:
             twin.fused = FusedBackbone(twin.backbone, fused.dtype)
         return twin
+
+
+def fresh_network(name: str, seed: int, device: torch.device) -> IncrementalNetwork:
+    """Return an untrained network without heads."""
+    return IncrementalNetwork(make_backbone(name, seeds.derive(seed, "backbone"))).to(device)
+
+
+def trained_network(name: str, seed: int, device: torch.device, tensors: Mapping[str, Tensor]) -> IncrementalNetwork:
+    """Return the network of a first task, whether it was trained just now or long ago."""
+    network = fresh_network(name, seed, device)
+    heads = sorted((n for n in tensors if n.startswith("heads.")), key=lambda n: int(n.split(".")[1]))
+    network.grow_to([tensors[head].shape[0] for head in heads])
+    network.load_state_dict(dict(tensors))
+    return network.eval()

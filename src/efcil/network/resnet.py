@@ -99,3 +99,9 @@ def make_backbone(name: str, seed: int) -> ResNet:
         torch.manual_seed(seed)
         backbone = NETWORKS[name][1]()
     return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def backbone_bytes(name: str) -> int:
+    """Return the size of a backbone's parameters without allocating them."""
+    with torch.device("meta"):
+        return sum(parameter.numel() * parameter.element_size() for parameter in NETWORKS[name][1]().parameters())

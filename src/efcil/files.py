@@ -1,4 +1,4 @@
-"""The output folder: whether it can be written, whether there is room, and who is working in it."""
+"""Folders that are written to: whole files or none, whether there is room, and who is working there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from efcil.runfolder import RunFolderError
+from efcil.errors import RunFolderError
 
 try:
     import fcntl
@@ -20,6 +20,25 @@ except ImportError:  # not a POSIX system: nobody is kept out, but every file st
     fcntl = None  # type: ignore[assignment]
 
 POLL_SECONDS = 0.2
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace `path` by `content` so that readers, and a crash at any moment, see the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files only their owner can read; results are meant to be shared like any other file.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
 
 
 def refuse_unwritable(folder: Path, needed: int) -> None:
@@ -103,3 +122,23 @@ def _owner(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         return f"number {int(path.read_text(encoding='utf-8'))}"
     return "number unknown"
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable where the system lets folders be synced."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
