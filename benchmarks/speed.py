@@ -289,7 +289,7 @@ def measure_packing(bench: Bench, table: Table, sizes: list[int]) -> None:
     """Milliseconds per step and run, with several runs at a time in processes under MPS."""
     for kind in ("incremental step", "first-task step"):
         for count in sizes if kind == "incremental step" else sizes[:1]:
-            with mps(print) as surroundings:
+            with mps(print, count) as surroundings:
                 answers = fleet([sys.executable, __file__, "--worker", kind], count, surroundings)
             for part, variant in (("step", "per step and run"), ("epoch", "whole epochs, per step and run")):
                 mean = sum(answer[part] for answer in answers) / count

@@ -42,6 +42,21 @@ def test_mask(shape, kind):
     torch.testing.assert_close(kernels.mask(gradient.clone(), activation, other), expected)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("outputs", [16, 40, 200])
+@pytest.mark.parametrize("shape", [*SHAPES, (40, 24, 9, 9)])
+def test_projections_forwards_and_backwards(shape, outputs, stride):
+    x, weight = tensor(*shape), tensor(outputs, shape[1], 1, 1, seed=1)
+    expected = torch.nn.functional.conv2d(x, weight, stride=stride)
+    close = {"atol": 1e-3, "rtol": 1e-4}
+    for module in (operations, kernels):
+        torch.testing.assert_close(module.project(x, weight, stride), expected, **close)
+    gradient = tensor(*expected.shape, seed=2)
+    for name, arguments in (("project_input", (gradient, weight)), ("project_weight", (gradient, x, stride))):
+        plain, fast = (getattr(module, name)(*arguments) for module in (operations, kernels))
+        torch.testing.assert_close(fast, plain, **close)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pool_and_its_way_back(shape):
     activation = tensor(*shape).relu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,11 @@ from typing import Any
 import torch
 
 from efcil.engine.trainer import Execution
-from efcil.errors import SettingsError
+from efcil.errors import SettingsError, TrainingError
 from efcil.settings import Settings
 
 PHASES = ("start_up", "train", "statistics", "evaluation")
+MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -88,6 +90,26 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
             os.environ.pop(_WORKSPACE, None)
         else:
             os.environ[_WORKSPACE] = before[5]
+
+
+def refuse_broken_products(device: torch.device) -> None:
+    """Raise if matrix products leave part of their result unwritten, as some do under a share of a GPU (NVIDIA MPS).
+
+    What was seen doing so, with CUDA 13.0 on an H200, is bfloat16 alone, which no method multiplies; asked is here for
+    the types that statistics and losses are computed in.
+    """
+    for dtype in (torch.float32, torch.float64):
+        for rows, inner, columns in ((64, 512, 100), (5000, 512, 512), (512, 5000, 512)):
+            left = torch.ones(rows, inner, device=device, dtype=dtype)
+            right = torch.ones(inner, columns, device=device, dtype=dtype)
+            result = torch.full((rows, columns), math.nan, device=device, dtype=dtype)
+            torch.mm(left, right, out=result)
+            if not bool((result == inner).all()):
+                share = os.environ.get(MPS_SHARE, "100")
+                raise TrainingError(
+                    f"Matrix products on this GPU are wrong in a process that may use {share} % of it ({MPS_SHARE}). "
+                    f"Run without --jobs-per-gpu, or set {MPS_SHARE} to another share."
+                )
 
 
 class Clock:

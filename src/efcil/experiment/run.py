@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,8 @@ class Run:
         """Train the tasks that are left, then write the summary."""
         self.progress, self.stop = progress, stop
         with self.clock.phase("start_up"):
+            if self.execution.device.type == "cuda" and hardware.MPS_SHARE in os.environ:
+                hardware.refuse_broken_products(self.execution.device)
             state.restore(self)
             dtype, device = self.execution.dtype, self.execution.device
             test = self.dataset.test

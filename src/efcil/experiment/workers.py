@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from efcil.engine import checkpoint
+from efcil.engine.hardware import MPS_SHARE
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.environment import COMMAND_VARIABLE, command
 from efcil.errors import TrainingError
@@ -27,6 +28,7 @@ from efcil.settings import Settings, to_yaml
 
 POLL_SECONDS = 0.2
 MPS_CONTROL = "nvidia-cuda-mps-control"
+MPS_TOTAL_SHARE = 200
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def run_jobs(
     """Run all jobs, `slots` at a time; return the failures by the number of the job."""
     if not jobs:
         return {}
-    with tempfile.TemporaryDirectory(prefix="efcil-") as scratch, StopRequest() as stop, mps(say) as environment:
+    with tempfile.TemporaryDirectory(prefix="efcil-") as scratch, StopRequest() as stop, mps(say, slots) as environment:
         return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment).run(stop)
 
 
@@ -149,9 +151,17 @@ def _last_words(errors: Path) -> str:
     return lines[-1].removeprefix("efcil: ") if lines else ""
 
 
+def share_of_card(slots: int) -> int:
+    """Return how many percent of the card's multiprocessors each of `slots` runs may use.
+
+    A run alone cannot fill the card; given all of it, runs only get in each other's way.
+    """
+    return min(100, round(MPS_TOTAL_SHARE / slots))
+
+
 @contextmanager
-def mps(say: Callable[[str], None]) -> Iterator[dict[str, str]]:
-    """Run an MPS server of our own; yield the environment in which processes find it."""
+def mps(say: Callable[[str], None], slots: int) -> Iterator[dict[str, str]]:
+    """Run an MPS server of our own; yield the environment in which `slots` processes find it."""
     environment = dict(os.environ)
     program = shutil.which(MPS_CONTROL)
     if program is None:
@@ -163,6 +173,7 @@ def mps(say: Callable[[str], None]) -> Iterator[dict[str, str]]:
             place = Path(folder) / name.lower()
             place.mkdir()
             environment[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
+        environment.setdefault(MPS_SHARE, str(share_of_card(slots)))
         try:
             subprocess.run([program, "-d"], env=environment, check=True, capture_output=True, timeout=30)
         except (OSError, subprocess.SubprocessError) as error:

@@ -50,12 +50,6 @@ def channels_last_view(flat: Tensor, shape: torch.Size) -> Tensor:
     return flat.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
 
 
-def _pixels(x: Tensor, projection: nn.Conv2d) -> Tensor:
-    """Return the pixels (batch, h, w, channels) that a convolution of kernel size 1 reads, side by side in memory."""
-    down, across = projection.stride
-    return x.permute(0, 2, 3, 1)[:, ::down, ::across].contiguous()
-
-
 @dataclass
 class _Saved:
     """What one forward pass keeps for the way back."""
@@ -222,8 +216,7 @@ class FusedBackbone:
         weight = self._weight(convolution)
         if convolution.kernel_size == (1, 1):
             # A projection is a matrix product of every other pixel; cuDNN's choice for it can be ten times slower.
-            pixels = _pixels(x, convolution)
-            return (pixels.flatten(0, 2) @ weight.flatten(1).T).view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
+            return self.operations.project(x, weight, convolution.stride[0])
         return functional.conv2d(x, weight, stride=convolution.stride, padding=convolution.padding)
 
     def _frozen_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, None]:
@@ -381,15 +374,9 @@ class _Backward:
 
     def projection(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         """As `convolution`, for one of kernel size 1; the gradient of the input holds only the pixels it reads."""
-        weight = self.fused._weight(convolution)
-        rows = gradient.permute(0, 2, 3, 1).reshape(-1, gradient.shape[1])
-
-        def for_weight() -> Tensor:
-            return (rows.T @ _pixels(x, convolution).flatten(0, 2))[:, :, None, None]
-
-        self._aside(convolution, for_weight, rows, x)
-        batch, _, height, width = gradient.shape
-        return (rows @ weight.flatten(1)).view(batch, height, width, -1).permute(0, 3, 1, 2)
+        operations, weight = self.fused.operations, self.fused._weight(convolution)
+        self._aside(convolution, lambda: operations.project_weight(gradient, x, convolution.stride[0]), gradient, x)
+        return operations.project_input(gradient, weight)
 
     def _aside(self, convolution: nn.Conv2d, compute: Callable[[], Tensor], *used: Tensor) -> None:
         """Compute a weight gradient on the side stream whose turn it is."""

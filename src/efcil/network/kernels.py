@@ -11,6 +11,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from efcil.network.projection_kernels import project, project_input, project_weight
+
+__all__ = [
+    "adam",
+    "batch_statistics",
+    "bias_relu",
+    "mask",
+    "normalise_backward",
+    "normalise_relu",
+    "pool",
+    "pool_mask",
+    "project",
+    "project_input",
+    "project_weight",
+    "sgd",
+]
+
 # Measured on an H200 for the shapes of a ResNet-18 at batch 256.
 _BLOCK = 2048
 _SPLITS = 512

@@ -1,4 +1,4 @@
-"""The elementwise and reduction operations of the fused backbone, in plain PyTorch.
+"""The operations of the fused backbone other than 3x3 convolutions, in plain PyTorch.
 
 `network/kernels.py` has the same functions as Triton kernels; this version is the reference they are tested against
 and what runs where there is no CUDA device. Activations are (batch, channels, h, w), usually channels-last.
@@ -34,6 +34,27 @@ def spread(other: Tensor, like: Tensor) -> Tensor:
     full = torch.zeros_like(like)
     full[:, :, ::2, ::2] = other
     return full
+
+
+def project(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Return the convolution of `x` with `weight` (outputs, inputs, 1, 1): a matrix product of the pixels it reads."""
+    return (_read(x, stride) @ weight.flatten(1).T).permute(0, 3, 1, 2)
+
+
+def project_input(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the pixels that `project` reads, from that of its result."""
+    return (gradient.permute(0, 2, 3, 1) @ weight.flatten(1)).permute(0, 3, 1, 2)
+
+
+def project_weight(gradient: Tensor, x: Tensor, stride: int) -> Tensor:
+    """Return the gradient of the weight of `project`, from that of its result."""
+    rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
+    return (rows.T @ _read(x, stride).flatten(0, 2))[:, :, None, None]
+
+
+def _read(x: Tensor, stride: int) -> Tensor:
+    """Return the pixels (batch, h, w, channels) that `project` reads."""
+    return x.permute(0, 2, 3, 1)[:, ::stride, ::stride]
 
 
 def pool(activation: Tensor) -> Tensor:
