@@ -73,7 +73,7 @@ class Checkpoint:
 
 def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], stem: str = "state") -> None:
     """Save a checkpoint in `folder`, in place of the one that may be there."""
-    content = serialise_tensors({name: _host(tensor) for name, tensor in tensors.items()})
+    content = serialise_tensors(taken(tensors))
     digest = hashlib.sha256(content).hexdigest()
     name = f"{stem}-{digest[:16]}.safetensors"
     described = {
@@ -92,6 +92,11 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any],
             "untouched; put that right and give the same command again."
         ) from error
     _tidy(folder, stem, name)
+
+
+def taken(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of tensors that stay as they are now, to be written later; each is alone in its memory."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 def exists(folder: Path, stem: str = "state") -> bool:
@@ -242,11 +247,6 @@ class TaskKeeper:
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
-
-
-def _host(tensor: Tensor) -> Tensor:
-    # Contiguous and alone in its memory, as safetensors wants it.
-    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _tidy(folder: Path, stem: str, keep: str = "") -> None:

@@ -21,6 +21,7 @@ from efcil.data.images import Dataset
 from efcil.data.scenario import Scenario, class_order, make_scenario
 from efcil.data.store import TaskImages
 from efcil.engine import checkpoint, hardware
+from efcil.engine.aside import Aside
 from efcil.engine.checkpoint import CheckpointError
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.first_task import FirstTask
@@ -118,6 +119,10 @@ def _attempt(run: Run, progress: Progress, stop: StopRequest) -> None:
     except Exception as error:
         progress.log(f"Failed: {type(error).__name__}: {error}")
         raise
+    finally:
+        # Whatever ended the run: the task before is finished, and what is being written of it is to be whole.
+        with contextlib.suppress(Exception):
+            run.saving.wait()
 
 
 class Run:
@@ -140,6 +145,7 @@ class Run:
         self.labels = self.scenario.relabel(dataset.train.labels)
         self.clock = hardware.Clock(self.execution.device)
         self.checkpoint_steps: int | None = None
+        self.saving = Aside()
         tasks = self.scenario.number_of_tasks
         self.agnostic = np.full((tasks, tasks), math.nan)
         self.aware = np.full((tasks, tasks), math.nan)
@@ -176,6 +182,7 @@ class Run:
                 self._refuse_to_go_on()
                 self._run_task(index)
         assert self.method is not None
+        self.saving.wait()
         checkpoint.remove(self.partial)
         self.folder.write_summary(summarise_run(self, self.method))
         progress.say(matrix_text(self.agnostic, self.scenario.task_sizes))
@@ -347,4 +354,5 @@ class Run:
 
     def _refuse_to_go_on(self) -> None:
         if self.stop.requested:
+            self.saving.wait()
             raise interrupted(self, f"Stopped after task {self.completed}.")

@@ -19,12 +19,22 @@ if TYPE_CHECKING:
 
 
 def save(run: Run, method: Method) -> None:
-    """Make the end of the last completed task the place where the run goes on."""
-    tensors = method.state_dict()
+    """Make the end of the last completed task the place where the run goes on.
+
+    The state is taken now and written while the next task trains. Until it is there, the run goes on from where it
+    would have before, so nothing depends on when that is; `run.saving` is waited for before anything else is saved.
+    """
+    run.saving.wait()
     _refuse_full(run, method)
-    checkpoint.write(run.folder.model, tensors, _facts(run, method))
-    run.folder.write_accuracy(run.agnostic, run.aware, run.scenario.task_sizes)
-    checkpoint.remove(run.partial)
+    tensors = checkpoint.taken(method.state_dict())
+    facts, agnostic, aware = _facts(run, method), run.agnostic.copy(), run.aware.copy()
+
+    def write() -> None:
+        checkpoint.write(run.folder.model, tensors, facts)
+        run.folder.write_accuracy(agnostic, aware, run.scenario.task_sizes)
+        checkpoint.remove(run.partial)
+
+    run.saving.start(write)
 
 
 def restore(run: Run) -> None:

@@ -24,6 +24,7 @@ def train(run: Run, index: int, trainer: Trainer, key: str | None) -> None:
     run.progress.begin_task(index, trainer.recipe.epochs, done, run.later_epochs(index))
 
     def facts(now: Position) -> dict[str, Any]:
+        run.saving.wait()  # it ends with the removal of what is saved next
         return {
             "task": index,
             "key": key,
