@@ -54,3 +54,13 @@ def test_labels_stand_where_their_images_stand() -> None:
 def test_images_that_are_not_square_are_refused() -> None:
     with pytest.raises(EfcilError, match="square"):
         rotate_batch(torch.zeros(1, 3, 4, 5))
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 5, 5), (4, 3, 32, 32), (7, 1, 8, 8)])
+def test_the_kernel_turns_as_the_plain_operations_do(shape):
+    kernel = pytest.importorskip("efcil.core.rotation_kernel", reason="Triton is not installed here")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = torch.randn(*shape).contiguous(memory_format=torch.channels_last)
+    turned = kernel.rotate_batch(images.to(device))
+    assert torch.equal(turned.cpu(), rotate_batch(images))
+    assert turned.is_contiguous(memory_format=torch.channels_last)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 pytest.importorskip("triton", reason="Triton is not installed here; the plain operations are used instead")
 
@@ -42,19 +43,38 @@ def test_mask(shape, kind):
     torch.testing.assert_close(kernels.mask(gradient.clone(), activation, other), expected)
 
 
+def exact(function, *arguments):
+    """Return what `function` of operations.py gives in float64 on the CPU, where nothing is rounded on the way."""
+    wide = [a.double().cpu() if isinstance(a, torch.Tensor) else a for a in arguments]
+    return function(*wide).float().to(DEVICE)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("outputs", [16, 40, 200])
 @pytest.mark.parametrize("shape", [*SHAPES, (40, 24, 9, 9)])
 def test_projections_forwards_and_backwards(shape, outputs, stride):
     x, weight = tensor(*shape), tensor(outputs, shape[1], 1, 1, seed=1)
-    expected = torch.nn.functional.conv2d(x, weight, stride=stride)
-    close = {"atol": 1e-3, "rtol": 1e-4}
-    for module in (operations, kernels):
-        torch.testing.assert_close(module.project(x, weight, stride), expected, **close)
+    expected = exact(operations.project, x, weight, stride)
+    torch.testing.assert_close(expected, exact(functional.conv2d, x, weight, None, stride))
+    torch.testing.assert_close(kernels.project(x, weight, stride), expected, atol=1e-4, rtol=1e-4)
     gradient = tensor(*expected.shape, seed=2)
     for name, arguments in (("project_input", (gradient, weight)), ("project_weight", (gradient, x, stride))):
-        plain, fast = (getattr(module, name)(*arguments) for module in (operations, kernels))
-        torch.testing.assert_close(fast, plain, **close)
+        plain, fast = exact(getattr(operations, name), *arguments), getattr(kernels, name)(*arguments)
+        torch.testing.assert_close(fast, plain, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("side", "stride", "padding"), [(3, 1, 1), (7, 2, 3)])
+@pytest.mark.parametrize("outputs", [16, 80])
+@pytest.mark.parametrize("shape", [(3, 3, 8, 8), (11, 3, 9, 7)])
+def test_the_first_convolution_forwards_and_backwards(shape, outputs, side, stride, padding):
+    images, weight = tensor(*shape), tensor(outputs, 3, side, side, seed=1)
+    for bias in (None, tensor(outputs, seed=3)):
+        expected = exact(operations.stem, images, weight, stride, padding, bias)
+        torch.testing.assert_close(kernels.stem(images, weight, stride, padding, bias), expected, atol=1e-4, rtol=1e-4)
+    gradient = tensor(*expected.shape, seed=2)
+    plain = exact(operations.stem_weight, gradient, images, side, stride, padding)
+    fast = kernels.stem_weight(gradient, images, side, stride, padding)
+    torch.testing.assert_close(fast, plain, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

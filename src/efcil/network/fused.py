@@ -30,7 +30,6 @@ from efcil.network import operations
 from efcil.network.resnet import BasicBlock, ResNet
 
 SIDE_STREAMS = 3
-STEM_CHANNELS = 8
 
 
 def _operations_for(device: torch.device) -> ModuleType:
@@ -110,12 +109,6 @@ class FusedBackbone:
         self._half_bias = self.bias.to(dtype)
         self._half_biases = list(self._half_bias.split(channels))
         self._nothing: dict[tuple[int, ...], Tensor] = {}
-        # Tensor cores want eight input channels; three colours are filled up with zeros.
-        self._stem: Tensor | None = None
-        if self._cudnn:
-            stem = self.weights[0]
-            self._stem = torch.zeros(stem.shape[0], STEM_CHANNELS, *stem.shape[2:], device=device, dtype=dtype)
-            self._stem = self._stem.contiguous(memory_format=torch.channels_last)
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -164,21 +157,11 @@ class FusedBackbone:
         frozen = not self.backbone.training
         if self.folded is not frozen:
             self.refresh(folded=frozen)
-        images = self._prepare(images)
+        images = images.to(self.dtype).contiguous(memory_format=torch.channels_last)
         if torch.is_grad_enabled() and self.convolutions[0].weight.requires_grad:
             self._forward_calls += 1
             return _Backbone.apply(images, self.anchor, self)
         return self.run_forward(images, keep=False)[0]
-
-    def _prepare(self, images: Tensor) -> Tensor:
-        """Bring images to the working type and layout, with as many channels as the stem wants."""
-        if self._stem is None:
-            return images.to(self.dtype).contiguous(memory_format=torch.channels_last)
-        self._stem[:, :3].copy_(self.weights[0])
-        batch, _, height, width = images.shape
-        padded = torch.zeros(batch, height, width, STEM_CHANNELS, device=images.device, dtype=self.dtype)
-        padded[..., :3].copy_(images.permute(0, 2, 3, 1))
-        return padded.permute(0, 3, 1, 2)
 
     def zero_grad(self) -> None:
         """Forget the gradients of the last step."""
@@ -209,10 +192,17 @@ class FusedBackbone:
         return self.operations.pool(x), saved
 
     def _weight(self, convolution: nn.Module) -> Tensor:
-        index = self._index[id(convolution)]
-        return self._stem if index == 0 and self._stem is not None else self.weights[index]
+        return self.weights[self._index[id(convolution)]]
+
+    def _stem(self, images: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the first convolution; its three colours are too few for cuDNN's kernels on tensor cores."""
+        first = self.backbone.conv1
+        stride, padding = first.stride[0], int(first.padding[0])
+        return self.operations.stem(images, self.weights[0], stride, padding, bias)
 
     def _convolve(self, x: Tensor, convolution: nn.Conv2d) -> Tensor:
+        if convolution is self.backbone.conv1:
+            return self._stem(x, None)
         weight = self._weight(convolution)
         if convolution.kernel_size == (1, 1):
             # A projection is a matrix product of every other pixel; cuDNN's choice for it can be ten times slower.
@@ -221,6 +211,8 @@ class FusedBackbone:
 
     def _frozen_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, None]:
         """relu(convolution with folded BatchNorm + shift (+ shortcut))."""
+        if convolution is self.backbone.conv1:
+            return self._stem(x, self.biases[0]), None
         residual = shortcut
         if isinstance(shortcut, tuple):
             residual = self._convolve(shortcut[0], shortcut[1])
@@ -309,7 +301,7 @@ class FusedBackbone:
                 None,
             )
         through, _ = walk.enter(down, stem, self.backbone.conv1, out, other, plain_relu=other is None)
-        walk.convolution(through, images, self.backbone.conv1, last=True)
+        walk.stem(through, images, self.backbone.conv1)
         walk.finish()
 
 
@@ -360,8 +352,8 @@ class _Backward:
             fused._beta_gradients[index].add_(into[1])
         return through, summed
 
-    def convolution(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d, last: bool = False) -> Tensor:
-        """Return the gradient of the input (nothing useful if `last`); that of the weight goes to a side stream."""
+    def convolution(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
+        """Return the gradient of the input; that of the weight goes to a side stream."""
         weight = self.fused._weight(convolution)
 
         def backward(need: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
@@ -370,7 +362,13 @@ class _Backward:
             )
 
         self._aside(convolution, lambda: backward([False, True, False])[1], gradient, x)
-        return gradient if last else backward([True, False, False])[0]
+        return backward([True, False, False])[0]
+
+    def stem(self, gradient: Tensor, images: Tensor, convolution: nn.Conv2d) -> None:
+        """As `convolution`, for the first one, whose input needs no gradient."""
+        side, stride, padding = convolution.kernel_size[0], convolution.stride[0], int(convolution.padding[0])
+        compute = self.fused.operations.stem_weight
+        self._aside(convolution, lambda: compute(gradient, images, side, stride, padding), gradient, images)
 
     def projection(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         """As `convolution`, for one of kernel size 1; the gradient of the input holds only the pixels it reads."""
@@ -385,7 +383,7 @@ class _Backward:
 
         def weight_gradient() -> None:
             self._move_on(self.turn)
-            self.weight_gradients[index] = compute()[:, : fused.weights[index].shape[1]]
+            self.weight_gradients[index] = compute()
             self.waiting[self.turn] = index
 
         if not fused._sides:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from efcil.network.projection_kernels import project, project_input, project_weight
+from efcil.network.convolution_kernels import project, project_input, project_weight, stem, stem_weight
 
 __all__ = [
     "adam",
@@ -26,6 +26,8 @@ __all__ = [
     "project_input",
     "project_weight",
     "sgd",
+    "stem",
+    "stem_weight",
 ]
 
 # Measured on an H200 for the shapes of a ResNet-18 at batch 256.

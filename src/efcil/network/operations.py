@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.grad import conv2d_weight
 
 
 def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -34,6 +36,18 @@ def spread(other: Tensor, like: Tensor) -> Tensor:
     full = torch.zeros_like(like)
     full[:, :, ::2, ::2] = other
     return full
+
+
+def stem(images: Tensor, weight: Tensor, stride: int, padding: int, bias: Tensor | None) -> Tensor:
+    """Return the convolution of images of three colours; with `bias` (outputs,), that is added and a ReLU follows."""
+    out = functional.conv2d(images, weight, stride=stride, padding=padding)
+    return out if bias is None else bias_relu(out, bias)
+
+
+def stem_weight(gradient: Tensor, images: Tensor, side: int, stride: int, padding: int) -> Tensor:
+    """Return the gradient of the weight (outputs, 3, side, side) of `stem`, from that of the convolution's result."""
+    shape = (gradient.shape[1], images.shape[1], side, side)
+    return conv2d_weight(images, shape, gradient, stride, padding)
 
 
 def project(x: Tensor, weight: Tensor, stride: int) -> Tensor:
