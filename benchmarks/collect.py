@@ -2,8 +2,9 @@
 
     python benchmarks/collect.py runs --output benchmarks/results/cifar100.csv
 
-A run that the file has already is left as it is. Beside the file, a Markdown table of means over seeds is written, with
-the paper's values beside ours; and the tables of docs/methods get the values that were measured.
+A run that the file has already is left as it is, unless --replace says that these are newer. Beside the file, a Markdown
+table of means over seeds is written, with the paper's values beside ours; and the tables of docs/methods get the values
+that were measured.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="folders that hold finished runs")
     parser.add_argument("--output", type=Path, required=True, help="results file (CSV)")
+    parser.add_argument("--replace", action="store_true", help="let these runs take the place of those in the file")
     options = parser.parse_args()
     rows = read(options.output)
     known = {tuple(row[name] for name in KEY) for row in rows}
@@ -142,7 +144,10 @@ def main() -> None:
         if not run.summary_file.exists():
             continue
         row = row_of(json.loads(run.summary_file.read_text(encoding="utf-8")))
-        if tuple(row[name] for name in KEY) not in known:
+        key = tuple(row[name] for name in KEY)
+        if options.replace:
+            rows = [old for old in rows if tuple(old[name] for name in KEY) != key]
+        if options.replace or key not in known:
             rows.append(row)
             print(f"added {row['dataset']} {row['scenario']} {row['method']} seed {row['seed']}")
     write(options.output, rows)

@@ -67,7 +67,7 @@ def main() -> None:
     """Print the table, and write it where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--precision", default="auto", help="auto, fp32 or bf16")
+    parser.add_argument("--precision", default="auto", help="auto, fp32, tf32 or bf16")
     parser.add_argument("--path", default="auto", help="auto, plain or fused")
     parser.add_argument("--small", action="store_true", help="slim network, small images, few of them")
     parser.add_argument("--methods", nargs="+", help="only these methods")

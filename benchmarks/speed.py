@@ -68,6 +68,7 @@ class Bench:
             "ours": Execution(device, half=cuda, fused=True, captured=cuda),
             "plain captured bf16": Execution(device, half=True, fused=False, captured=True),
             "eager bf16": Execution(device, half=True, fused=False, captured=False),
+            "eager tf32": Execution(device, half=False, fused=False, captured=False, tf32=True),
             "eager fp32": Execution(device, half=False, fused=False, captured=False),
         }
         if not cuda:

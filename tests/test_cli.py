@@ -162,7 +162,7 @@ class TestRun:
             ("--class-order nature", "natural"),
             ("--epochs 0", "of at least 1"),
             ("--epochs", "--epochs"),
-            ("--precision fp8", "Valid: auto, bf16, fp32"),
+            ("--precision fp8", "Valid: auto, bf16, fp32, tf32"),
             ("--sede 1", "Did you mean '--seed'"),
             ("--epoch=3", "Did you mean '--epochs'"),
             ("--seed x", "a whole number"),

@@ -51,7 +51,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     preset : the dataset whose recipes are followed; see docs/settings.md.
     seed : of everything random.
     device : auto, cpu, cuda, cuda:1.
-    precision : auto, fp32, bf16.
+    precision : auto, fp32, tf32, bf16.
 
     Attributes
     ----------

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from efcil.engine.hardware import MPS_SHARE, refuse_broken_products
-from efcil.errors import TrainingError
+from efcil.engine.hardware import MPS_SHARE, choose_execution, describe, refuse_broken_products, switches
+from efcil.engine.trainer import Execution
+from efcil.errors import SettingsError, TrainingError
+from efcil.settings import Settings
 
 CPU = torch.device("cpu")
 
@@ -27,3 +29,18 @@ def test_a_product_that_leaves_its_last_rows_unwritten_is_refused(monkeypatch, d
     monkeypatch.setenv(MPS_SHARE, "40")
     with pytest.raises(TrainingError, match=f"may use 40 % of it.*{MPS_SHARE}"):
         refuse_broken_products(CPU)
+
+
+def test_tf32_is_for_gpus():
+    with pytest.raises(SettingsError, match="tf32 is one of GPUs"):
+        choose_execution(Settings(precision="tf32", device="cpu"))
+
+
+@pytest.mark.parametrize(("tf32", "half", "allowed"), [(True, False, True), (False, False, False), (False, True, True)])
+def test_convolutions_round_only_where_that_was_chosen(monkeypatch, tf32, half, allowed):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    execution = Execution(CPU, half=half, fused=False, captured=False, tf32=tf32)
+    with switches(execution, deterministic=False):
+        assert torch.backends.cudnn.allow_tf32 is allowed
+    assert torch.backends.cudnn.allow_tf32 is True
+    assert describe(execution, False)["precision"] == ("tf32" if tf32 else "bf16" if half else "fp32")

@@ -27,6 +27,8 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".t
 
 # Images handed to a thread at once: enough that handing out costs nothing, few enough that all threads end together.
 _IMAGES_PER_PIECE = 128
+_SMALL_BYTES = 16_384
+_FEW_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,10 @@ def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, worker
             target[index] = decode_image(encoded[index], fit)
 
     # Pillow releases the interpreter's lock while it decompresses and resizes: threads are enough, and share `target`.
-    with ThreadPoolExecutor(max(1, workers or os.cpu_count() or 1)) as pool:
+    # Where there is little of that to do, many threads only wait for the lock.
+    small = all(isinstance(each.content, bytes) and len(each.content) < _SMALL_BYTES for each in encoded[:16])
+    most = min(_FEW_THREADS, os.cpu_count() or 1) if small else os.cpu_count() or 1
+    with ThreadPoolExecutor(max(1, workers or most)) as pool:
         pieces = [pool.submit(decode_piece, start) for start in range(0, len(encoded), _IMAGES_PER_PIECE)]
         try:
             for piece in pieces:  # in order, so that of several broken images always the first is reported

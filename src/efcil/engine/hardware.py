@@ -24,10 +24,13 @@ def choose_execution(settings: Settings) -> Execution:
     """Return how a run is executed on this machine; what is left open becomes the fastest that applies."""
     device = choose_device(settings.device)
     on_cuda = device.type == "cuda"
+    if settings.precision == "tf32" and not on_cuda:
+        raise SettingsError("Precision tf32 is one of GPUs; on this device use fp32, or auto.")
     half = on_cuda if settings.precision == "auto" else settings.precision == "bf16"
     fused = on_cuda and half if settings.path == "auto" else settings.path == "fused"
-    # fp32 on the plain path is the reference that everything faster is compared with, so it stays eager.
-    return Execution(device, half=half, fused=fused, captured=on_cuda and (half or fused))
+    # fp32 and tf32 on the plain path are what everything faster is compared with, so they stay eager.
+    captured = on_cuda and (half or fused)
+    return Execution(device, half=half, fused=fused, captured=captured, tf32=settings.precision == "tf32")
 
 
 def choose_device(name: str) -> torch.device:
@@ -50,7 +53,7 @@ def describe(execution: Execution, deterministic: bool) -> dict[str, Any]:
     """Return what may change the bits of a result, as plain values."""
     return {
         "device": execution.device.type,
-        "precision": "bf16" if execution.half else "fp32",
+        "precision": "bf16" if execution.half else "tf32" if execution.tf32 else "fp32",
         "path": "fused" if execution.fused else "plain",
         "deterministic": deterministic,
     }
@@ -71,7 +74,7 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
     )
     try:
         torch.set_float32_matmul_precision("highest")
-        backend.allow_tf32 = backend.allow_tf32 and execution.half
+        backend.allow_tf32 = execution.tf32 or (backend.allow_tf32 and execution.half)
         backend.deterministic = deterministic
         backend.benchmark = False  # cuDNN's first choice measured as fast as its tuned one, and does not vary
         if deterministic:

@@ -34,6 +34,7 @@ class Execution:
     half: bool
     fused: bool
     captured: bool
+    tf32: bool = False
 
     @property
     def dtype(self) -> torch.dtype:

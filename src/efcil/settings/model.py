@@ -118,7 +118,11 @@ class Settings:
     )
     device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, or a certain GPU: cuda:1.", group="hardware")
     precision: str = option(
-        "auto", "auto is bf16 on a GPU and fp32 on a CPU.", choices=("auto", "fp32", "bf16"), group="hardware"
+        "auto",
+        "auto is bf16 on a GPU and fp32 on a CPU. tf32 is fp32 with the convolutions of a GPU as PyTorch computes them "
+        "unless told otherwise: from numbers rounded to ten binary places.",
+        choices=("auto", "fp32", "tf32", "bf16"),
+        group="hardware",
     )
     path: str = option(
         "auto",
