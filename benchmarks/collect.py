@@ -2,9 +2,9 @@
 
     python benchmarks/collect.py runs --output benchmarks/results/cifar100.csv
 
-A run that the file has already is left as it is, unless --replace says that these are newer. Beside the file, a Markdown
-table of means over seeds is written, with the paper's values beside ours; and the tables of docs/methods get the values
-that were measured.
+A run that the file has already is left as it is, unless --replace says that these are newer. Beside the file, a
+Markdown table of means over seeds is written, with the paper's values beside ours; and the tables of docs/methods get
+the values that were measured.
 """
 
 from __future__ import annotations

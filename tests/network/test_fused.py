@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from efcil.engine.optimiser import FlatOptimiser
+from efcil.methods.base import ParameterGroup
 from efcil.network import operations
 from efcil.network.fused import FusedBackbone, channels_last_view
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet
+from efcil.settings import Recipe
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
 
@@ -55,9 +58,14 @@ def norms(network: ResNet) -> list[nn.BatchNorm2d]:
 @pytest.mark.parametrize("large", [False, True], ids=["small images", "large images"])
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("training", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
-def test_features_gradients_and_statistics(dtype: torch.dtype, large: bool, passes: int, training: bool) -> None:
+@pytest.mark.parametrize("turned", [True, False], ids=["turned weights", "as they are"])
+def test_features_gradients_and_statistics(
+    dtype: torch.dtype, large: bool, passes: int, training: bool, turned: bool
+) -> None:
     plain, other = make(dtype, large).train(training), make(dtype, large).train(training)
     fused = FusedBackbone(other, dtype)
+    if turned:
+        fused.train_convolutions()
     for number in range(passes):  # a loss may look at two batches, whose gradients add up
         images = draw(6, 3, 16, 16, seed=number, dtype=dtype)
         direction = draw(6, 16, seed=number + 50, dtype=dtype)
@@ -77,6 +85,22 @@ def test_features_gradients_and_statistics(dtype: torch.dtype, large: bool, pass
         for row, name in enumerate(("weight", "bias")):
             for gradient, norm in zip(fused.norm_gradient[row].split(channels), norms(plain), strict=True):
                 torch.testing.assert_close(gradient, getattr(norm, name).grad, **close)
+
+
+def test_turned_weights_follow_the_weights() -> None:
+    backbone = make(torch.float64).train()
+    fused = FusedBackbone(backbone, torch.float64)
+    groups: list[ParameterGroup] = [{"params": list(backbone.parameters()), "learning_rate": 0.1}]
+    optimiser = FlatOptimiser(groups, Recipe(learning_rate=0.1), fused, block_steps=2)
+    optimiser.begin_block(0, 2, 1.0)
+    assert sorted(fused._turned) == [1, 2, 4, 6, 7]  # not the first, those of stride 2 and the projection
+    before = fused._turned[1].clone()
+    optimiser.begin_step(None)
+    fused(draw(6, 3, 8, 8)).square().sum().backward()
+    optimiser.step()
+    assert not torch.equal(fused._turned[1], before)
+    for index, turned in fused._turned.items():
+        assert torch.equal(turned, fused.weights[index].flip(2, 3).transpose(0, 1))
 
 
 def test_a_new_step_forgets_the_gradients_of_the_last() -> None:

@@ -63,6 +63,17 @@ def test_projections_forwards_and_backwards(shape, outputs, stride):
         torch.testing.assert_close(fast, plain, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(16, 16, 3, 3), (40, 24, 3, 3), (100, 130, 1, 2)])
+def test_turned_weights(shape):
+    weight = tensor(*shape)
+    turned = []
+    for module in (operations, kernels):
+        into = torch.zeros(shape[1], shape[0], *shape[2:], device=DEVICE).contiguous(memory_format=torch.channels_last)
+        module.turn(weight, into)
+        turned.append(into)
+    assert torch.equal(*turned)
+
+
 @pytest.mark.parametrize(("side", "stride", "padding"), [(3, 1, 1), (7, 2, 3)])
 @pytest.mark.parametrize("outputs", [16, 80])
 @pytest.mark.parametrize("shape", [(3, 3, 8, 8), (11, 3, 9, 7)])

@@ -164,6 +164,7 @@ class FlatOptimiser(Optimiser):
             self._add(convolutions, master, rates, fused.gradient, scales, fused.working)
             self._ends = torch.tensor([0, *fused.sizes]).cumsum(0).tolist()
             fused.update = self._update_convolution
+            fused.train_convolutions()
         elif any(id(p) in rates for p in convolutions):
             raise ValueError("the fused backbone trains all of its convolutions or none")
         if all(id(p) in rates for p in norms):
@@ -248,6 +249,7 @@ class FlatOptimiser(Optimiser):
         scales = self.segments[0].scales
         part = slice(self._ends[index], self._ends[index + 1])
         self._move(0, part, gradient, None if scales is None else scales[index])
+        self.fused.turn(index)
 
     @torch.no_grad()
     def step(self) -> None:

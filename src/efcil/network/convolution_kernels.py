@@ -130,6 +130,17 @@ def _partial_stem_weight(
     tl.store(part + (split * N + n)[:, None] * K + k[None, :], total, (n < N)[:, None] & (k < K)[None, :])
 
 
+@triton.jit
+def _turn(w, y, N, K, taps, BN: tl.constexpr, BK: tl.constexpr):
+    tap = tl.program_id(0)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.program_id(2) * BK + tl.arange(0, BK)
+    inside = (n < N)[:, None] & (k < K)[None, :]
+    value = tl.load(w + (n[:, None] * taps + tap) * K + k[None, :], inside, other=0.0)
+    place = y + (k[:, None] * taps + taps - 1 - tap) * N + n[None, :]
+    tl.store(place, tl.trans(value), (k < K)[:, None] & (n < N)[None, :])
+
+
 def _tile(size: int) -> int:
     """Return the side of a tile for `size` rows or columns; matrix units want at least 16."""
     return max(16, min(64, triton.next_power_of_2(size)))
@@ -182,6 +193,14 @@ def project_weight(gradient: Tensor, x: Tensor, stride: int) -> Tensor:
         gradient, x, part, rows, _ROWS_PER_SPLIT, *x.shape[2:], high, wide, stride, k, n, 64, *tiles, num_warps=4
     )
     return _added(part, torch.empty(n, k, 1, 1, device=x.device, dtype=x.dtype))
+
+
+def turn(weight: Tensor, into: Tensor) -> None:
+    """See operations.turn; both are channels-last."""
+    n, k, high, wide = weight.shape
+    tiles = (_tile(n), _tile(k))
+    grid = (high * wide, triton.cdiv(n, tiles[0]), triton.cdiv(k, tiles[1]))
+    _turn[grid](weight, into, n, k, high * wide, *tiles, num_warps=4)
 
 
 def stem(images: Tensor, weight: Tensor, stride: int, padding: int, bias: Tensor | None) -> Tensor:

@@ -108,6 +108,8 @@ class FusedBackbone:
         self._cudnn = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
         self._half_bias = self.bias.to(dtype)
         self._half_biases = list(self._half_bias.split(channels))
+        #: The weights of convolutions of stride 1 as the way back wants them; none before an optimiser asks for them.
+        self._turned: dict[int, Tensor] = {}
         self._nothing: dict[tuple[int, ...], Tensor] = {}
 
     # -- weights -----------------------------------------------------------------------------------------------
@@ -142,6 +144,27 @@ class FusedBackbone:
                     self._bias(block.conv2).add_(self._bias(block.shortcut_conv))
             self._half_bias.copy_(self.bias)
         self.folded = folded
+        for index in self._turned:
+            self.turn(index)
+
+    def train_convolutions(self) -> None:
+        """Keep, from now on, what a training step needs of the weights besides themselves.
+
+        cuDNN is faster at convolutions than at the gradients of their inputs, which are convolutions too where the
+        stride is 1: with the weights turned by half a turn, inputs and outputs exchanged.
+        """
+        for index, convolution in enumerate(self.convolutions):
+            if index == 0 or convolution.stride != (1, 1) or convolution.kernel_size == (1, 1):
+                continue
+            outputs, inputs, height, width = convolution.weight.shape
+            flat = torch.zeros(convolution.weight.numel(), device=self.working.device, dtype=self.dtype)
+            self._turned[index] = channels_last_view(flat, torch.Size((inputs, outputs, height, width)))
+            self.turn(index)
+
+    def turn(self, index: int) -> None:
+        """Renew the turned weight of a convolution that has moved; does nothing for those that have none."""
+        if index in self._turned:
+            self.operations.turn(self.weights[index], self._turned[index])
 
     def invalidate(self) -> None:
         """Forget the working weights: something else changed the parameters."""
@@ -362,7 +385,11 @@ class _Backward:
             )
 
         self._aside(convolution, lambda: backward([False, True, False])[1], gradient, x)
-        return backward([True, False, False])[0]
+        turned = self.fused._turned.get(self.fused._index[id(convolution)])
+        if turned is None:
+            return backward([True, False, False])[0]
+        across = turned.shape[2] - 1 - int(convolution.padding[0])
+        return functional.conv2d(gradient, turned, padding=across)
 
     def stem(self, gradient: Tensor, images: Tensor, convolution: nn.Conv2d) -> None:
         """As `convolution`, for the first one, whose input needs no gradient."""

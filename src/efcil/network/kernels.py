@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from efcil.network.convolution_kernels import project, project_input, project_weight, stem, stem_weight
+from efcil.network.convolution_kernels import project, project_input, project_weight, stem, stem_weight, turn
 
 __all__ = [
     "adam",
@@ -28,6 +28,7 @@ __all__ = [
     "sgd",
     "stem",
     "stem_weight",
+    "turn",
 ]
 
 # Measured on an H200 for the shapes of a ResNet-18 at batch 256.

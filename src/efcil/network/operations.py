@@ -50,6 +50,14 @@ def stem_weight(gradient: Tensor, images: Tensor, side: int, stride: int, paddin
     return conv2d_weight(images, shape, gradient, stride, padding)
 
 
+def turn(weight: Tensor, into: Tensor) -> None:
+    """Write `weight` (outputs, inputs, h, w), turned by half a turn, into `into` (inputs, outputs, h, w).
+
+    The gradient of a convolution's input, where its stride is 1, is the convolution with that.
+    """
+    into.copy_(weight.flip(2, 3).transpose(0, 1))
+
+
 def project(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     """Return the convolution of `x` with `weight` (outputs, inputs, 1, 1): a matrix product of the pixels it reads."""
     return (_read(x, stride) @ weight.flatten(1).T).permute(0, 3, 1, 2)
