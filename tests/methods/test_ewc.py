@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
-from checks import FUSED, SHORT, clone, normalisation_state, short_stream
+from checks import FUSED, PLAIN, SHORT, clone, normalisation_state, short_stream
 from torch.nn import functional
 
 from efcil.methods.base import Method
@@ -103,9 +104,19 @@ def test_old_heads_stay_and_a_strong_penalty_holds_the_backbone() -> None:
     assert distances[1] < 0.5 * distances[0]
 
 
-def test_the_penalty_is_computed_layer_by_layer_where_others_are_fused() -> None:
+@pytest.mark.parametrize("train_normalisation", [True, False])
+def test_the_penalty_reaches_the_parameters_of_the_fused_backbone(train_normalisation: bool) -> None:
     stream = short_stream()
-    method = stream.start("ewc")
-    terms = stream.train(method, 1, SHORT, FUSED)
-    assert method.network.fused is None
-    assert terms[-1]["penalty"] > 0
+    recipe = replace(SHORT, optimiser="sgd", learning_rate=1e-2, momentum=0.5, epochs=2)
+    ends, penalties = [], []
+    for execution in (PLAIN, FUSED):
+        method = stream.start("ewc", weight=10.0, train_normalisation=train_normalisation)
+        stream.train(method, 1, SHORT)
+        method.fisher.fill_(1.0)  # so that the penalty weighs as much as the loss
+        terms = stream.train(method, 2, recipe, execution)
+        assert (method.network.fused is not None) == execution.fused
+        ends.append(torch.cat([p.detach().reshape(-1) for p in method.network.backbone.parameters()]))
+        penalties.append([term["penalty"] for term in terms])
+    assert penalties[0][-1] > 0.01
+    assert penalties[1] == pytest.approx(penalties[0], rel=0.02)
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)

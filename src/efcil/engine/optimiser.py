@@ -133,6 +133,7 @@ class _Segment:
     scales: list[Tensor] | None = None
     working: Tensor | None = None
     gathered: bool = True
+    wide: Tensor | None = None
 
 
 class FlatOptimiser(Optimiser):
@@ -140,10 +141,20 @@ class FlatOptimiser(Optimiser):
 
     The parameters of the modules become views of the flat tensors. The fused backbone hands over the gradient of each
     convolution during the way back, in its working type; the kernel writes the next working weights while it is at it.
+    Where the loss reads parameters of the backbone `direct`ly, autograd's gradients of that are added at the end of the
+    way back, and nothing moves before.
     """
 
-    def __init__(self, groups: list[ParameterGroup], recipe: Recipe, fused: FusedBackbone, block_steps: int) -> None:
+    def __init__(
+        self,
+        groups: list[ParameterGroup],
+        recipe: Recipe,
+        fused: FusedBackbone,
+        block_steps: int,
+        direct: bool = False,
+    ) -> None:
         self.recipe = recipe
+        self.direct = direct
         self.fused = fused
         self.operations = fused.operations
         folded = not fused.backbone.training
@@ -163,7 +174,7 @@ class FlatOptimiser(Optimiser):
             scales = fused.scales() if folded else None
             self._add(convolutions, master, rates, fused.gradient, scales, fused.working)
             self._ends = torch.tensor([0, *fused.sizes]).cumsum(0).tolist()
-            fused.update = self._update_convolution
+            fused.update = None if direct else self._update_convolution
             fused.train_convolutions()
         elif any(id(p) in rates for p in convolutions):
             raise ValueError("the fused backbone trains all of its convolutions or none")
@@ -206,7 +217,9 @@ class FlatOptimiser(Optimiser):
     ) -> None:
         first, second = torch.zeros_like(master), torch.zeros_like(master)
         rate = rates[id(parameters[0])]
-        self.segments.append(_Segment(parameters, master, first, second, rate, gradient, scales, working, gathered))
+        wide = torch.zeros_like(master) if self.direct and gathered else None
+        segment = _Segment(parameters, master, first, second, rate, gradient, scales, working, gathered, wide)
+        self.segments.append(segment)
 
     def begin_block(self, first_step: int, steps: int, factor: float) -> None:
         """Write the rates and Adam's bias corrections of the block's steps into the device table."""
@@ -233,7 +246,7 @@ class FlatOptimiser(Optimiser):
         """Forget the gradients and look up the rates."""
         self.fused.zero_grad()
         for segment in self.segments:
-            if not segment.gathered:
+            if self.direct or not segment.gathered:
                 for parameter in segment.parameters:
                     parameter.grad = None
         if index is None:
@@ -246,15 +259,17 @@ class FlatOptimiser(Optimiser):
     def _update_convolution(self, index: int, gradient: Tensor) -> None:
         """Move one convolution; called by the fused backbone as soon as its gradient is final."""
         self._moved = True
-        scales = self.segments[0].scales
-        part = slice(self._ends[index], self._ends[index + 1])
-        self._move(0, part, gradient, None if scales is None else scales[index])
+        scales, part = self.segments[0].scales, slice(self._ends[index], self._ends[index + 1])
+        self._move(0, part, gradient, None if scales is None else scales[index], self.fused.working[part])
         self.fused.turn(index)
 
     @torch.no_grad()
     def step(self) -> None:
         """Move whatever has not moved yet."""
         for number, segment in enumerate(self.segments):
+            if segment.wide is not None:
+                self._move_with_direct(number)
+                continue
             if segment.working is not None:
                 if not self._moved:
                     for index, gradient in enumerate(segment.gradient.split(self.fused.sizes)):
@@ -262,11 +277,27 @@ class FlatOptimiser(Optimiser):
                 continue
             if not segment.gathered:
                 torch.cat([_gradient(p).reshape(-1) for p in segment.parameters], out=segment.gradient)
-            self._move(number, slice(None), segment.gradient, None)
+            self._move(number, slice(None), segment.gradient, None, None)
 
-    def _move(self, number: int, part: slice, gradient: Tensor, scale: Tensor | None) -> None:
+    def _move_with_direct(self, number: int) -> None:
+        """Move a part of the backbone by its gradient through the features and that of the loss itself together."""
+        segment = self.segments[number]
+        assert segment.wide is not None
+        torch.cat([_flat(_gradient(p)) for p in segment.parameters], out=segment.wide)
+        if segment.scales is None:
+            segment.wide.add_(segment.gradient)
+            self._move(number, slice(None), segment.wide, None, segment.working)
+            for index in range(len(self.fused.convolutions) if segment.working is not None else 0):
+                self.fused.turn(index)
+            return
+        pieces = zip(segment.wide.split(self.fused.sizes), segment.gradient.split(self.fused.sizes), strict=True)
+        for (total, through), scale in zip(pieces, segment.scales, strict=True):
+            total.view(len(scale), -1).addcmul_(through.view(len(scale), -1), scale[:, None])
+        self._move(number, slice(None), segment.wide, None, None)
+        self.fused.refresh(folded=True)
+
+    def _move(self, number: int, part: slice, gradient: Tensor, scale: Tensor | None, working: Tensor | None) -> None:
         segment, recipe = self.segments[number], self.recipe
-        working = None if segment.working is None else segment.working[part]
         if recipe.optimiser == "adam":
             self.operations.adam(
                 segment.master[part], gradient, segment.first[part], segment.second[part], self._rates[number],
@@ -292,6 +323,11 @@ class FlatOptimiser(Optimiser):
             segment.first.copy_(state[f"{number}.first"])
             segment.second.copy_(state[f"{number}.second"])
         self.fused.refresh(folded=not self.fused.backbone.training)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor in the order in which the flat tensors hold them."""
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -104,7 +104,8 @@ class Trainer:
         if not self.trains:
             self.optimiser = Optimiser()  # never asked for anything: this method learns in end_task alone
         elif learner.network.fused is not None:
-            self.optimiser = FlatOptimiser(groups, recipe, learner.network.fused, self.feed.block_steps)
+            fused, direct = learner.network.fused, learner.reads_parameters
+            self.optimiser = FlatOptimiser(groups, recipe, fused, self.feed.block_steps, direct)
         else:
             self.optimiser = TorchOptimiser(groups, recipe, execution.captured, learner.gradient_limit)
         self.names: list[str] = []

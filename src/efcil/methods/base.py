@@ -74,8 +74,9 @@ class Method(nn.Module):
     family: ClassVar[str] = "efc"
     #: Whether BatchNorm goes on learning after the first task; a method with a setting for it sets it in `__init__`.
     trains_normalisation: bool = True
-    #: Whether the loss reads backbone parameters itself. Such a method trains layer by layer also where others use the
-    #: fused backbone, whose optimiser moves parameters during the way back and knows no gradient but its own.
+    #: Whether the loss reads backbone parameters itself, besides through features.
+    reads_parameters: ClassVar[bool] = False
+    #: Whether the method trains layer by layer also where others use the fused backbone.
     plain_only: ClassVar[bool] = False
     #: Length that the gradient of all parameters together is cut to, if any. For `plain_only` methods alone: the fused
     #: backbone's optimiser moves parameters before all gradients are known.

@@ -25,8 +25,7 @@ class ElasticWeightConsolidation(FineTune):
     name = "ewc"
     summary = "backbone parameters held where they were, weighted by a diagonal Fisher matrix"
     family = "scheduled"
-    #: The penalty reaches the backbone's parameters directly, which only layer-by-layer execution supports.
-    plain_only: ClassVar[bool] = True
+    reads_parameters: ClassVar[bool] = True
 
     @dataclass(frozen=True)
     class Settings:

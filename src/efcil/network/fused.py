@@ -46,6 +46,8 @@ def _operations_for(device: torch.device) -> ModuleType:
 def channels_last_view(flat: Tensor, shape: torch.Size) -> Tensor:
     """View a flat tensor as a convolution weight (outputs, inputs, h, w) stored channels-last."""
     outputs, inputs, height, width = shape
+    if height == width == 1:
+        return flat.view(shape)  # the same memory, with the strides that PyTorch gives such a weight
     return flat.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
 
 
