@@ -76,7 +76,7 @@ def _add_parts(part, y, n, splits, BS: tl.constexpr, BLOCK: tl.constexpr):
 def _added(part: Tensor, out: Tensor) -> Tensor:
     """Write the sum of the parts (splits, ...) into `out`."""
     splits, size = len(part), out.numel()
-    _add_parts[(triton.cdiv(size, 64),)](part, out, size, splits, min(64, triton.next_power_of_2(splits)), 64)
+    _add_parts[(triton.cdiv(size, 64),)](part, out, size, splits, 64, 64)
     return out
 
 

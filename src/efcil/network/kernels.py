@@ -223,7 +223,7 @@ def batch_statistics(
     out = torch.empty(4, channels, device=x.device, dtype=torch.float32)
     _finish_statistics[(triton.cdiv(channels, _FINISHED_CHANNELS),)](
         part, gamma, beta, running_mean, running_variance, out, float(rows), momentum, epsilon, channels, splits,
-        triton.next_power_of_2(splits), _FINISHED_CHANNELS, num_warps=4,
+        _SPLITS, _FINISHED_CHANNELS, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -365,7 +365,7 @@ def normalise_backward(
     coefficients = torch.empty(3, channels, device=x.device, dtype=torch.float32)
     _finish_gradients[(triton.cdiv(channels, _FINISHED_CHANNELS),)](
         part, statistics, gamma, gamma_gradient, beta_gradient, coefficients, float(rows), channels, splits,
-        triton.next_power_of_2(splits), _FINISHED_CHANNELS, num_warps=4,
+        _SPLITS, _FINISHED_CHANNELS, num_warps=4,
     )  # fmt: skip
     out = torch.empty_like(x)
     flat = (triton.cdiv(x.numel(), _BLOCK),)
