@@ -123,6 +123,9 @@ def test_an_image_under_a_known_name_is_caught(honest: Path, photos: Path, tmp_p
         lambda image: image.float().mean(dim=2),
         lambda image: torch.nn.functional.avg_pool2d(image.permute(2, 0, 1).float(), 2),
         lambda image: image[2:12, 4:14].permute(2, 0, 1).float(),
+        lambda image: image[1:13, 2:14].permute(2, 0, 1).float(),
+        lambda image: image[:, :, 1].float(),
+        lambda image: image[3:11, 5:13, 0].float(),
         lambda image: image.permute(2, 0, 1),
         lambda image: image.permute(2, 1, 0).float(),
         lambda image: image.permute(2, 0, 1).flip(2).float(),
@@ -130,8 +133,9 @@ def test_an_image_under_a_known_name_is_caught(honest: Path, photos: Path, tmp_p
         lambda image: torch.from_numpy(np.array(Image.fromarray(image.numpy()).convert("L"))),
     ],
     ids=[
-        "planes", "pixels", "normalised", "inverted", "noisy", "grey", "half-size", "patch", "bytes",
-        "transposed", "mirrored", "turned", "luma",
+        "planes", "pixels", "normalised", "inverted", "noisy", "grey", "half-size", "patch",
+        "patch off the grid", "one colour", "patch of one colour off the grid", "bytes", "transposed",
+        "mirrored", "turned", "luma",
     ],
 )  # fmt: skip
 def test_disguises(disguise: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -140,6 +144,18 @@ def test_disguises(disguise: Callable[[torch.Tensor], torch.Tensor]) -> None:
     (best,) = matching.match({"kept": kept.reshape(1, -1).contiguous()}, training, others, CONSTANTS)
     assert best.found
     assert best.image == 17
+
+
+def test_among_too_many_patches_the_nearest_are_looked_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "MOST_PATCHES", 160)  # two by two of every image
+    training, others = photographs(40, 1), photographs(40, 2)
+    kept = torch.from_numpy(training[17])[1:13, 2:14].reshape(1, -1).contiguous()
+    (best,) = matching.match({"kept": kept}, training, others, CONSTANTS)
+    assert best.found
+    assert best.image == 17
+    monkeypatch.setattr(matching, "NEAR", 2.0)
+    (missed,) = matching.match({"kept": kept}, training, others, CONSTANTS)
+    assert not missed.found
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Whether a stored tensor is, or contains, an image: every stored row against images, resized images and patches.
 
 A row of k numbers is compared with everything that has k numbers: the images resized to s x s pixels (3 s^2 numbers in
-colour, s^2 in grey), turned and mirrored in all eight ways, since training does that to images, and patches of s x s
-pixels; as pixel values and normalised, channels first and last. The measure is the absolute normalised
-cross-correlation, which no shift or scale of the values can hide. Rows are also the columns of a matrix, and the pieces
-of a tensor into which a whole number of images would fit.
+colour, s^2 in grey or in one of the colours), turned and mirrored in all eight ways, since training does that to
+images, and patches of s x s pixels; as pixel values and normalised, channels first and last. Where there are too many
+patches, those on a grid of up to a quarter of their side are compared, and all around those that come near. The measure
+is the absolute normalised cross-correlation, which no shift or scale of the values can hide. Rows are also the columns
+of a matrix, and the pieces of a tensor into which a whole number of images would fit.
 
 Long rows hardly correlate with anything by chance, short ones do; so each row's best correlation with the training
 images is held against its best with other images.
@@ -24,6 +25,8 @@ from torch.nn import functional
 SHORTEST_ROW = 48
 LARGEST_SIDE = 64
 MOST_PATCHES = 50_000
+#: A row whose correlation with a patch on the grid is at least this is compared with all patches around its best ones.
+NEAR, NEAREST = 0.4, 8
 PIECE_NUMBERS = 1 << 24
 #: What red, green and blue count for when an image is turned grey, besides equally (ITU-R BT.601, as in Pillow).
 LUMA = (0.299, 0.587, 0.114)
@@ -124,20 +127,27 @@ def _best(rows: Tensor, images: np.ndarray, numbers: int, constants: Constants) 
     where = torch.zeros(len(rows), dtype=torch.int64)
     what = [""] * len(rows)
     limit = max(LARGEST_SIDE, 2 * images.shape[1])
+
+    def improve(value: Tensor, image: Tensor, words: str) -> None:
+        nonlocal best, where
+        better = value > best
+        best, where = torch.where(better, value, best), torch.where(better, image, where)
+        for row in better.nonzero().flatten().tolist():
+            what[row] = words
+
     for side, channels in _sides(numbers, limit):
-        for words, indices, squares in _squares(images, side, PIECE_NUMBERS // max(len(rows), 3 * side * side)):
+        most = max(1, PIECE_NUMBERS // max(len(rows), 3 * side * side))
+        for words, indices, squares in _resized(images, side, most):
             for vectors in _layouts(squares, channels, constants):
                 value, place = (rows @ _standardise(vectors).T).abs().max(dim=1)
-                better = value > best
-                best = torch.where(better, value, best)
-                where = torch.where(better, indices[place], where)
-                for row in better.nonzero().flatten().tolist():
-                    what[row] = words
+                improve(value, indices[place], words)
+        if side < images.shape[1]:
+            improve(*_best_patches(rows, images, side, channels, constants, most), f"a patch of {side} x {side}")
     return best, where, what
 
 
-def _squares(images: np.ndarray, side: int, most: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield (words, which image, pixels M x 3 x side x side) of the resized images and of their patches, M <= most."""
+def _resized(images: np.ndarray, side: int, most: int) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield (words, which image, pixels M x 3 x side x side) of the resized images, turned and mirrored, M <= most."""
     size = images.shape[1]
     step = max(1, min(most, PIECE_NUMBERS // (3 * size * size)))
     for start in range(0, len(images), step):
@@ -149,19 +159,53 @@ def _squares(images: np.ndarray, side: int, most: int) -> Iterator[tuple[str, Te
             turned = resized.rot90(turns, (2, 3))
             yield words, indices, turned
             yield words, indices, turned.flip(3)
-    if side >= size:
-        return
-    corners = range(0, size - side + 1, max(1, side // 4))
-    places = [(image, top, left) for image in range(len(images)) for top in corners for left in corners]
+
+
+def _best_patches(
+    rows: Tensor, images: np.ndarray, side: int, channels: int, constants: Constants, most: int
+) -> tuple[Tensor, Tensor]:
+    """Return every row's best correlation with a patch, and the image that is from."""
+    size = images.shape[1]
+    for step in range(1, max(1, side // 4) + 1):
+        corners = range(0, size - side + 1, step)
+        if len(images) * len(corners) ** 2 <= MOST_PATCHES:
+            break
+    places = torch.cartesian_prod(torch.arange(len(images)), torch.tensor(corners), torch.tensor(corners))
     if len(places) > MOST_PATCHES:
         chosen = np.random.default_rng(0).choice(len(places), MOST_PATCHES, replace=False)
-        places = [places[index] for index in np.sort(chosen)]
-    step = max(1, most)
-    for start in range(0, len(places), step):
-        part = places[start : start + step]
-        patches = np.stack([images[image, top : top + side, left : left + side] for image, top, left in part])
-        indices = torch.tensor([image for image, _, _ in part])
-        yield f"a patch of {side} x {side}", indices, torch.from_numpy(patches).permute(0, 3, 1, 2).float()
+        places = places[torch.from_numpy(np.sort(chosen))]
+    near, found = torch.zeros(len(rows), 0), torch.zeros(len(rows), 0, dtype=torch.int64)
+    for start in range(0, len(places), most):
+        value = _correlations(rows, images, places[start : start + most], side, channels, constants)
+        near, found = torch.cat([near, value], dim=1), torch.cat([found, _numbers(start, value)], dim=1)
+        near, kept = near.topk(min(NEAREST, near.shape[1]), dim=1)
+        found = found.gather(1, kept)
+    best, where = near[:, 0].clone(), places[found[:, 0], 0]
+    around = torch.cartesian_prod(torch.zeros(1, dtype=torch.int64), *2 * (torch.arange(1 - step, step),))
+    for row in (best >= NEAR).nonzero().flatten().tolist() if step > 1 else []:
+        closer = (places[found[row]][:, None] + around).flatten(0, 1)
+        closer = closer[((closer[:, 1:] >= 0) & (closer[:, 1:] <= size - side)).all(dim=1)]
+        value, place = _correlations(rows[row : row + 1], images, closer, side, channels, constants)[0].max(dim=0)
+        if value > best[row]:
+            best[row], where[row] = value, closer[place, 0]
+    return best, where
+
+
+def _numbers(start: int, like: Tensor) -> Tensor:
+    """Return start, start + 1, ... in every row of the shape of `like`."""
+    return torch.arange(start, start + like.shape[1]).expand(like.shape)
+
+
+def _correlations(
+    rows: Tensor, images: np.ndarray, places: Tensor, side: int, channels: int, constants: Constants
+) -> Tensor:
+    """Return the correlation (rows, places) with patches at (image, top, left), the best over their layouts."""
+    patches = np.stack([images[i, top : top + side, left : left + side] for i, top, left in places.tolist()])
+    pixels = torch.from_numpy(patches).permute(0, 3, 1, 2).float()
+    best = torch.zeros(len(rows), len(places))
+    for vectors in _layouts(pixels, channels, constants):
+        best = torch.maximum(best, (rows @ _standardise(vectors).T).abs())
+    return best
 
 
 def _layouts(pixels: Tensor, channels: int, constants: Constants) -> Iterator[Tensor]:
@@ -169,6 +213,8 @@ def _layouts(pixels: Tensor, channels: int, constants: Constants) -> Iterator[Te
     if channels == 1:
         yield pixels.mean(dim=1).flatten(1)
         yield torch.einsum("mcyx,c->myx", pixels, torch.tensor(LUMA)).flatten(1)
+        for colour in range(3):
+            yield pixels[:, colour].flatten(1)
         return
     factor, summand = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in constants)
     for values in (pixels, pixels * factor + summand):
