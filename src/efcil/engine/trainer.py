@@ -242,7 +242,7 @@ class _LossReader:
         if part.is_cuda:
             host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
             host.copy_(part, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event(blocking=True)  # waiting for it leaves the processor to the runs beside this one
             event.record()
         else:
             host, event = part.clone(), None
