@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from checks import SHORT, clone, short_stream
 from torch.nn import functional
@@ -43,10 +44,11 @@ def test_cholesky_by_columns_is_cholesky() -> None:
     torch.testing.assert_close(factor_by_columns(matrix), torch.linalg.cholesky(matrix))
 
 
-def test_gradient_of_collapse() -> None:
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_gradient_of_collapse(by_columns: bool) -> None:
     rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(5)) * 0.5
     ours, theirs = rows.clone().requires_grad_(), rows.clone().requires_grad_()
-    collapse(ours, 0.4).backward()
+    collapse(ours, 0.4, by_columns).backward()
     factor = torch.linalg.cholesky(torch.cov(theirs.T) + 1e-4 * torch.eye(5))
     (-factor.diagonal().clamp(max=0.4).mean()).backward()
     assert float(theirs.grad.norm()) > 0.01

@@ -129,7 +129,9 @@ class AdaptedGaussians(Method):
             "distillation": settings.distillation_weight * distilled,
         }
         if settings.collapse_weight > 0:
-            terms["collapse"] = settings.collapse_weight * collapse(features, settings.collapse_limit)
+            terms["collapse"] = settings.collapse_weight * collapse(
+                features, settings.collapse_limit, by_columns=features.is_cuda
+            )
         return terms
 
     # -- the end of a task -------------------------------------------------------------------------------------
@@ -222,17 +224,19 @@ class AdaptedGaussians(Method):
         return self._classifier(self.embed(images))
 
 
-def collapse(features: Tensor, limit: float) -> Tensor:
+def collapse(features: Tensor, limit: float, by_columns: bool = False) -> Tensor:
     """Minus the mean of the Cholesky diagonal, cut off at `limit`, of the batch covariance of features (B, n).
 
     That diagonal holds the spread of each feature that the earlier ones do not explain. Zero where B <= n, because the
-    covariance of so few rows has directions without spread whatever the features are.
+    covariance of so few rows has directions without spread whatever the features are. `by_columns` is for steps that
+    are captured in a CUDA graph, which the library's factorisation cannot be; everywhere else that is faster.
     """
     if len(features) <= features.shape[1]:
         return features.sum() * 0.0
     centred = features.float() - features.float().mean(dim=0)
     identity = torch.eye(features.shape[1], device=features.device)
-    diagonal: Tensor = _CholeskyDiagonal.apply(centred.T @ centred / (len(features) - 1) + _JITTER * identity)
+    covariance = centred.T @ centred / (len(features) - 1) + _JITTER * identity
+    diagonal: Tensor = _CholeskyDiagonal.apply(covariance, by_columns)
     return -diagonal.clamp(max=limit).mean()
 
 
@@ -240,18 +244,17 @@ class _CholeskyDiagonal(torch.autograd.Function):
     """The diagonal of the Cholesky factor L of S. With g its gradient, that of S is L^-T diag(g_i L_ii / 2) L^-1."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor) -> Tensor:
-        # The library's factorisation cannot be captured in a CUDA graph.
-        factor = factor_by_columns(matrix) if matrix.is_cuda else torch.linalg.cholesky_ex(matrix)[0]
+    def forward(ctx: Any, matrix: Tensor, by_columns: bool) -> Tensor:
+        factor = factor_by_columns(matrix) if by_columns else torch.linalg.cholesky_ex(matrix)[0]
         ctx.save_for_backward(factor)
         return factor.diagonal().clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
         identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
         inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
-        return inverse.T @ ((0.5 * gradient * factor.diagonal())[:, None] * inverse)
+        return inverse.T @ ((0.5 * gradient * factor.diagonal())[:, None] * inverse), None
 
 
 def factor_by_columns(matrix: Tensor) -> Tensor:
