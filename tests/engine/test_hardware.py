@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 from efcil.engine.hardware import MPS_SHARE, choose_execution, describe, refuse_broken_products, switches
 from efcil.engine.trainer import Execution
@@ -11,8 +12,41 @@ from efcil.settings import Settings
 CPU = torch.device("cpu")
 
 
+PLAIN = Execution(CPU, half=False, fused=False, captured=False)
+
+
 def test_right_products_pass():
-    refuse_broken_products(CPU)
+    refuse_broken_products(PLAIN)
+
+
+@pytest.mark.parametrize("value", [torch.nan, 0.0, 1e4])
+@pytest.mark.parametrize("where", ["result", "input", "weight"])
+def test_a_convolution_with_a_wrong_place_is_refused(monkeypatch, where, value):
+    convolve, differentiate = functional.conv2d, torch.autograd.grad
+
+    def spoilt(tensor):
+        tensor = tensor.detach().clone()
+        tensor[-1, -1, -1, -1] = value
+        return tensor
+
+    def grad(result, inputs, direction):
+        images, weight = differentiate(result, inputs, direction)
+        if weight.shape[2] == 1:  # a projection reads every other pixel, and not the last one
+            images = images.clone()
+            images[-1, -1, -2, -2] = value if where == "input" else images[-1, -1, -2, -2]
+            return images, spoilt(weight) if where == "weight" else weight
+        return images, weight
+
+    def conv2d(images, weight, **options):
+        result = convolve(images, weight, **options)
+        if where == "result" and weight.shape[2] == 1:
+            result = result + (spoilt(result) - result.detach())
+        return result
+
+    monkeypatch.setattr(functional, "conv2d", conv2d)
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    with pytest.raises(TrainingError, match="Products on this GPU are wrong"):
+        refuse_broken_products(PLAIN)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -28,7 +62,7 @@ def test_a_product_that_leaves_its_last_rows_unwritten_is_refused(monkeypatch, d
     monkeypatch.setattr(torch, "mm", half_done)
     monkeypatch.setenv(MPS_SHARE, "40")
     with pytest.raises(TrainingError, match=f"may use 40 % of it.*{MPS_SHARE}"):
-        refuse_broken_products(CPU)
+        refuse_broken_products(PLAIN)
 
 
 def test_tf32_is_for_gpus():

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from efcil.engine.trainer import Execution
 from efcil.errors import SettingsError, TrainingError
@@ -95,12 +96,21 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
             os.environ[_WORKSPACE] = before[5]
 
 
-def refuse_broken_products(device: torch.device) -> None:
-    """Raise if matrix products leave part of their result unwritten, as some do under a share of a GPU (NVIDIA MPS).
+def refuse_broken_products(execution: Execution) -> None:
+    """Raise if products or convolutions leave part of a result unwritten, as some do under a share of a GPU (MPS).
 
-    What was seen doing so, with CUDA 13.0 on an H200, is bfloat16 alone, which no method multiplies; asked is here for
-    the types that statistics and losses are computed in.
+    What was seen doing so, with CUDA 13.0 on an H200, are matrix products in bfloat16, which no method computes. Asked
+    is here for the types that statistics and losses are computed in, and for the convolutions of a training step.
     """
+    if not (_multiplies(execution.device) and _convolves(execution.device, execution.dtype)):
+        share = os.environ.get(MPS_SHARE, "100")
+        raise TrainingError(
+            f"Products on this GPU are wrong in a process that may use {share} % of it ({MPS_SHARE}). Run without "
+            f"--jobs-per-gpu, or set {MPS_SHARE} to another share."
+        )
+
+
+def _multiplies(device: torch.device) -> bool:
     for dtype in (torch.float32, torch.float64):
         for rows, inner, columns in ((64, 512, 100), (5000, 512, 512), (512, 5000, 512)):
             left = torch.ones(rows, inner, device=device, dtype=dtype)
@@ -108,11 +118,32 @@ def refuse_broken_products(device: torch.device) -> None:
             result = torch.full((rows, columns), math.nan, device=device, dtype=dtype)
             torch.mm(left, right, out=result)
             if not bool((result == inner).all()):
-                share = os.environ.get(MPS_SHARE, "100")
-                raise TrainingError(
-                    f"Matrix products on this GPU are wrong in a process that may use {share} % of it ({MPS_SHARE}). "
-                    f"Run without --jobs-per-gpu, or set {MPS_SHARE} to another share."
-                )
+                return False
+    return True
+
+
+def _convolves(device: torch.device, dtype: torch.dtype, batch: int = 8) -> bool:
+    for channels, size in ((64, 32), (128, 16), (256, 8)):
+        for kernel, stride in ((3, 1), (1, 2)):
+            images = torch.ones(batch, channels, size, size, device=device, dtype=dtype)
+            weight = torch.ones(channels, channels, kernel, kernel, device=device, dtype=dtype)
+            images, weight = (x.contiguous(memory_format=torch.channels_last) for x in (images, weight))
+            images, weight = images.requires_grad_(), weight.requires_grad_()
+            # What is handed out next is memory that held NaN: a place that is not written to shows.
+            for like in (images, images[:, :, ::stride, ::stride], weight):
+                torch.full(like.shape, math.nan, device=device, dtype=dtype)
+            result = functional.conv2d(images, weight, stride=stride, padding=kernel // 2)
+            gradients = torch.autograd.grad(result, (images, weight), torch.ones_like(result))
+            edge = kernel // 2
+            inner = (result, gradients[0]) if stride == 1 else (result, gradients[0][:, :, ::stride, ::stride])
+            for found in inner:
+                middle = found[:, :, edge : found.shape[2] - edge, edge : found.shape[3] - edge]
+                if not bool((middle == channels * kernel * kernel).all() and torch.isfinite(found).all()):
+                    return False
+            pixels = float(batch * result.shape[2] * result.shape[3])
+            if not bool(((gradients[1] > 0.7 * pixels) & (gradients[1] < 1.01 * pixels)).all()):
+                return False
+    return True
 
 
 class Clock:

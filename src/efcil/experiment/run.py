@@ -164,7 +164,7 @@ class Run:
         self.progress, self.stop = progress, stop
         with self.clock.phase("start_up"):
             if self.execution.device.type == "cuda" and hardware.MPS_SHARE in os.environ:
-                hardware.refuse_broken_products(self.execution.device)
+                hardware.refuse_broken_products(self.execution)
             state.restore(self)
             dtype, device = self.execution.dtype, self.execution.device
             test = self.dataset.test
