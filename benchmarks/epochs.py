@@ -3,8 +3,9 @@
     python benchmarks/epochs.py --output benchmarks/results/epochs-h200.csv
     python benchmarks/epochs.py --small                                # a slim network, for a look on a laptop
 
-Every method trains the second of ten tasks of CIFAR-100 size, by its own recipe, after the same first task. Images are
-random: the time does not depend on what they show. Seconds are medians over epochs, the first ones left out.
+Every method trains the second of two tasks of ten classes with 500 images each, as CIFAR-100 in ten tasks has them, by
+its own recipe, after the same first task. Images are random: the time does not depend on what they show. Seconds are
+medians over epochs, the first ones left out.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from efcil.commands.run import plan
 from efcil.data.augment import Normalisation
 from efcil.data.images import Dataset, ImageSet
 from efcil.data.sources import SourceOptions, load_dataset
-from efcil.engine import checkpoint
+from efcil.engine import aside, checkpoint
 from efcil.engine.checkpoint import CheckpointError
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.interrupt import Interrupted, StopRequest
@@ -203,6 +204,40 @@ class TestRunFolder:
         other.rename(moved)
         with pytest.raises(RunFolderError, match="seed is 0 there and 1 now"):
             run_one(dataclasses.replace(settings, seed=1), tmp_path, few, quiet=True)
+
+
+class Inline(threading.Thread):
+    """A thread that does its work at once."""
+
+    def start(self) -> None:
+        self.run()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Nothing is under way."""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_state_that_cannot_be_written_ends_the_run(
+    few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    if at_once:
+        monkeypatch.setattr(aside, "Thread", Inline)
+    write = checkpoint.write
+
+    def full(folder: Path, *arguments: Any) -> None:
+        if folder.name == "model":
+            raise checkpoint.CheckpointError("The disk is full.")
+        write(folder, *arguments)
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    settings = Settings(method="finetune", scenario="custom", tasks=2, **(SHORT | {"epochs": 5}))
+    with pytest.raises(checkpoint.CheckpointError, match=r"The disk is full\."):
+        run_one(settings, tmp_path, few, quiet=True)
+    folder = locate(tmp_path, settings)
+    assert "Failed: The disk is full." in folder.log_file.read_text()
+    assert not folder.summary_file.exists()
+    if at_once:  # told after the first epoch, not after the task
+        assert '"task": 2' not in folder.metrics_file.read_text()
 
 
 # -- the same again, and not the same --------------------------------------------------------------------------------

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import stat
 import subprocess
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from efcil import runfolder
+from efcil import files, runfolder
 from efcil.environment import command, environment, source_commit
 from efcil.runfolder import RunFolder, RunFolderError, find_runs, locate, write_atomically
 from efcil.settings import Settings, load_config
@@ -207,13 +206,10 @@ def test_failed_write_keeps_the_old_file_and_leaves_nothing_else(
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_files_can_be_read_by_others(tmp_path: Path) -> None:
+def test_files_can_be_read_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    before = os.umask(0o022)
-    try:
-        write_atomically(path, b"x")
-    finally:
-        os.umask(before)
+    monkeypatch.setattr(files, "_UMASK", 0o022)
+    write_atomically(path, b"x")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 

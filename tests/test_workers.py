@@ -7,6 +7,7 @@ import pytest
 
 from efcil.experiment import workers
 from efcil.experiment.workers import MPS_SHARE, mps, share_of_card
+from efcil.settings import Settings
 
 
 @pytest.mark.parametrize(("slots", "share"), [(1, 100), (2, 100), (3, 67), (4, 50), (5, 40), (8, 25)])
@@ -51,3 +52,17 @@ def test_without_the_program_runs_take_turns(monkeypatch, tmp_path):
     with mps(said.append, 4) as environment:
         assert environment == dict(os.environ)
     assert "not installed" in said[0]
+
+
+def test_few_runs_get_larger_shares(control, monkeypatch, tmp_path):
+    shares = []
+    monkeypatch.setattr(workers, "worker_command", lambda *_: ["true"])
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(
+        workers,
+        "share_of_card",
+        lambda slots: shares.append(slots) or share_of_card(slots),  # type: ignore[func-returns-value]
+    )
+    jobs = [workers.Job(number, Settings(), tmp_path / str(number), None) for number in range(2)]
+    assert workers.run_jobs(jobs, tmp_path, 5, None, lambda text: None) == {}
+    assert shares == [2]

@@ -22,6 +22,16 @@ except ImportError:  # not a POSIX system: nobody is kept out, but every file st
 POLL_SECONDS = 0.2
 
 
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+# Asked once: asking means changing it for a moment, which other threads would see.
+_UMASK = _umask()
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace `path` by `content` so that readers, and a crash at any moment, see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +43,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes files only their owner can read; results are meant to be shared like any other file.
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~_UMASK)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -122,12 +132,6 @@ def _owner(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         return f"number {int(path.read_text(encoding='utf-8'))}"
     return "number unknown"
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def _sync_folder(folder: Path) -> None:

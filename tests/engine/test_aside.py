@@ -32,3 +32,19 @@ def test_what_it_raised_is_raised_once_where_it_is_waited_for(error):
 
 def test_waiting_for_nothing():
     Aside().wait()
+
+
+def test_an_error_can_be_asked_for_without_waiting():
+    aside, gate = Aside(), threading.Event()
+
+    def fail():
+        gate.wait()
+        raise OSError("full")
+
+    aside.start(fail)
+    aside.check()
+    gate.set()
+    aside._thread.join()
+    with pytest.raises(OSError, match="full"):
+        aside.check()
+    aside.check()

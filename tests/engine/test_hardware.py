@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from efcil.engine.hardware import MPS_SHARE, choose_execution, describe, refuse_broken_products, switches
 from efcil.engine.trainer import Execution
-from efcil.errors import SettingsError, TrainingError
+from efcil.errors import TrainingError
 from efcil.settings import Settings
 
 CPU = torch.device("cpu")
@@ -65,9 +65,8 @@ def test_a_product_that_leaves_its_last_rows_unwritten_is_refused(monkeypatch, d
         refuse_broken_products(PLAIN)
 
 
-def test_tf32_is_for_gpus():
-    with pytest.raises(SettingsError, match="tf32 is one of GPUs"):
-        choose_execution(Settings(precision="tf32", device="cpu"))
+def test_on_a_cpu_tf32_is_fp32():
+    assert choose_execution(Settings(precision="tf32", device="cpu")) == PLAIN
 
 
 @pytest.mark.parametrize(("tf32", "half", "allowed"), [(True, False, True), (False, False, False), (False, True, True)])

@@ -345,6 +345,7 @@ VARIANTS = [
     *((name, "plain", cheap(name)) for name in methods.available()),
     ("efc", "fused", {}),
     ("finetune", "fused", {}),
+    ("ewc", "fused", {}),
     ("finetune", "plain", {"later.optimiser": "sgd", "later.momentum": 0.9}),
     ("joint", "plain", {"when": "every"}),
 ]

@@ -146,8 +146,9 @@ def test_disguises(disguise: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert best.image == 17
 
 
-def test_among_too_many_patches_the_nearest_are_looked_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "MOST_PATCHES", 160)  # two by two of every image
+def test_among_many_patches_the_nearest_are_looked_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "MANY_PATCHES", 160)
+    monkeypatch.setattr(matching, "GRID", 4)  # two by two patches of every image
     training, others = photographs(40, 1), photographs(40, 2)
     kept = torch.from_numpy(training[17])[1:13, 2:14].reshape(1, -1).contiguous()
     (best,) = matching.match({"kept": kept}, training, others, CONSTANTS)

@@ -19,6 +19,11 @@ class Aside:
         self._thread = Thread(target=self._do, args=(work,), name="efcil-aside")
         self._thread.start()
 
+    def check(self) -> None:
+        """Raise what the last piece raised, if it has; wait for nothing."""
+        if self._error is not None:
+            self.wait()
+
     def wait(self) -> None:
         """Wait until nothing is under way; raise what the last piece raised, once."""
         if self._thread is not None:

@@ -134,7 +134,11 @@ def describe(folder: Path, stem: str = "state") -> Description:
         raise Damaged(file, "it names a file that no checkpoint has")
     found = Description(facts, folder / entry["file"], entry.get("bytes", -1), entry.get("sha256", ""))
     # Asked before anybody opens it: what is not a file of that size would take memory, or never end.
-    if not found.file.is_file() or found.file.stat().st_size != found.bytes:
+    try:
+        intact = found.file.is_file() and found.file.stat().st_size == found.bytes
+    except OSError:
+        intact = False
+    if not intact:
         raise Damaged(found.file, "it is missing, or its size differs")
     return found
 

@@ -121,8 +121,10 @@ def _attempt(run: Run, progress: Progress, stop: StopRequest) -> None:
         raise
     finally:
         # Whatever ended the run: the task before is finished, and what is being written of it is to be whole.
-        with contextlib.suppress(Exception):
+        try:
             run.saving.wait()
+        except Exception as error:
+            progress.log(f"Failed: the state after task {run.completed} was not saved: {error}")
 
 
 class Run:
@@ -146,6 +148,7 @@ class Run:
         self.clock = hardware.Clock(self.execution.device)
         self.checkpoint_steps: int | None = None
         self.saving = Aside()
+        self.under_way = False
         tasks = self.scenario.number_of_tasks
         self.agnostic = np.full((tasks, tasks), math.nan)
         self.aware = np.full((tasks, tasks), math.nan)

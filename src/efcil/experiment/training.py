@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def train(run: Run, index: int, trainer: Trainer, key: str | None) -> None:
     """Train task `index` to its end. `key` is that of the shared first task, None for later tasks."""
     position = _resume(run, index, trainer, key)
+    run.under_way = True
     done = position.epoch if position is not None else 0
     run.progress.begin_task(index, trainer.recipe.epochs, done, run.later_epochs(index))
 
@@ -40,6 +41,7 @@ def train(run: Run, index: int, trainer: Trainer, key: str | None) -> None:
         return interrupted(run, f"Stopped {place}; that state is saved in {run.partial}.")
 
     def record(report: EpochReport) -> None:
+        run.saving.check()
         line = {
             "kind": "epoch",
             "task": index + 1,
@@ -58,8 +60,8 @@ def train(run: Run, index: int, trainer: Trainer, key: str | None) -> None:
 
 def _resume(run: Run, index: int, trainer: Trainer, key: str | None) -> Position | None:
     """Put the middle of a task back where there is one that belongs to this task and this way of computing."""
-    if not checkpoint.exists(run.partial):
-        return None
+    if run.under_way or not checkpoint.exists(run.partial):
+        return None  # what is there now is of a task that this process has finished
     try:
         saved = checkpoint.read(run.partial)
     except CheckpointError as error:

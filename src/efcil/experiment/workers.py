@@ -55,7 +55,11 @@ def run_jobs(
     """Run all jobs, `slots` at a time; return the failures by the number of the job."""
     if not jobs:
         return {}
-    with tempfile.TemporaryDirectory(prefix="efcil-") as scratch, StopRequest() as stop, mps(say, slots) as environment:
+    with (
+        tempfile.TemporaryDirectory(prefix="efcil-") as scratch,
+        StopRequest() as stop,
+        mps(say, min(slots, len(jobs))) as environment,
+    ):
         return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment).run(stop)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 _MANY_PROGRAMS = 264  # two for every multiprocessor of a large card
 _ROWS_PER_SPLIT = 512
+_MOST_SPLITS = 1024
 
 
 @triton.jit
@@ -146,6 +147,11 @@ def _tile(size: int) -> int:
     return max(16, min(64, triton.next_power_of_2(size)))
 
 
+def _per_split(rows: int) -> int:
+    """Return how many rows are added up together: whole tiles, and not too many parts to keep."""
+    return max(_ROWS_PER_SPLIT, 64 * triton.cdiv(rows, 64 * _MOST_SPLITS))
+
+
 def _dense(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -185,12 +191,13 @@ def project_weight(gradient: Tensor, x: Tensor, stride: int) -> Tensor:
     gradient, x = _dense(gradient), _dense(x)
     batch, n, high, wide = gradient.shape
     k, rows = x.shape[1], batch * high * wide
-    splits = triton.cdiv(rows, _ROWS_PER_SPLIT)
+    per_split = _per_split(rows)
+    splits = triton.cdiv(rows, per_split)
     part = torch.empty(splits, n, k, device=x.device, dtype=torch.float32)
     tiles = (_tile(n), _tile(k))
     grid = (splits, triton.cdiv(n, tiles[0]), triton.cdiv(k, tiles[1]))
     _partial_weight[grid](
-        gradient, x, part, rows, _ROWS_PER_SPLIT, *x.shape[2:], high, wide, stride, k, n, 64, *tiles, num_warps=4
+        gradient, x, part, rows, per_split, *x.shape[2:], high, wide, stride, k, n, 64, *tiles, num_warps=4
     )
     return _added(part, torch.empty(n, k, 1, 1, device=x.device, dtype=x.dtype))
 
@@ -223,11 +230,12 @@ def stem_weight(gradient: Tensor, images: Tensor, side: int, stride: int, paddin
     gradient, images = _dense(gradient), _dense(images)
     batch, n, high, wide = gradient.shape
     k, rows = 3 * side * side, batch * high * wide
-    splits = triton.cdiv(rows, _ROWS_PER_SPLIT)
+    per_split = _per_split(rows)
+    splits = triton.cdiv(rows, per_split)
     part = torch.empty(splits, n, k, device=images.device, dtype=torch.float32)
     tile = _tile(n)
     _partial_stem_weight[(splits, triton.cdiv(n, tile), triton.cdiv(k, 32))](
-        gradient, images, part, rows, _ROWS_PER_SPLIT, *images.shape[2:], high, wide, stride, padding, n,
+        gradient, images, part, rows, per_split, *images.shape[2:], high, wide, stride, padding, n,
         side, k, 64, tile, 32, num_warps=4,
     )  # fmt: skip
     out = torch.empty(n, side, side, 3, device=images.device, dtype=images.dtype)

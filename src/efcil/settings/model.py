@@ -120,7 +120,7 @@ class Settings:
     precision: str = option(
         "auto",
         "auto is bf16 on a GPU and fp32 on a CPU. tf32 is fp32 with the convolutions of a GPU as PyTorch computes them "
-        "unless told otherwise: from numbers rounded to ten binary places.",
+        "unless told otherwise: from numbers rounded to ten binary places; on a CPU it is fp32.",
         choices=("auto", "fp32", "tf32", "bf16"),
         group="hardware",
     )
