@@ -27,7 +27,7 @@ def _source(row, H, W, HO, WO, stride):
     return ((row // (WO * HO)).to(tl.int64) * H + line * stride) * W + column * stride
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "H", "W", "HO", "WO", "stride"])
 def _product(
     x, w, y, rows, H, W, HO, WO, stride, K, N, by_k, by_n, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
 ):  # fmt: skip
@@ -44,7 +44,7 @@ def _product(
     tl.store(place, total.to(y.dtype.element_ty), (row < rows)[:, None] & (column < N)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "per_split", "H", "W", "HO", "WO", "stride"])
 def _partial_weight(
     g, x, part, rows, per_split, H, W, HO, WO, stride, K, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
 ):  # fmt: skip
@@ -63,7 +63,7 @@ def _partial_weight(
     tl.store(part + (split * N + n)[:, None] * K + k[None, :], total, (n < N)[:, None] & (k < K)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _add_parts(part, y, n, splits, BS: tl.constexpr, BLOCK: tl.constexpr):
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BS, BLOCK], tl.float32)
@@ -93,7 +93,7 @@ def _patch(x, row, k, rows, K, H, W, HO, WO, stride, padding, side: tl.constexpr
     return tl.load(x + pixel * 3 + (k % 3)[None, :], seen, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "H", "W", "HO", "WO", "stride", "padding"])
 def _stem(
     x, w, b, y, rows, H, W, HO, WO, stride, padding, N, side: tl.constexpr, K: tl.constexpr,
     HAS_B: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -112,7 +112,7 @@ def _stem(
     tl.store(place, total.to(y.dtype.element_ty), (row < rows)[:, None] & (n < N)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "per_split", "H", "W", "HO", "WO", "stride", "padding"])
 def _partial_stem_weight(
     g, x, part, rows, per_split, H, W, HO, WO, stride, padding, N, side: tl.constexpr, K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,

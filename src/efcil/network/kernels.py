@@ -1,7 +1,8 @@
 """The operations of network/operations.py as Triton kernels, for CUDA devices.
 
 All activations are dense channels-last tensors, so a tensor is a row-major matrix (batch * h * w, channels).
-Reductions are split over rows and finished in a second small kernel: no atomics, the same bits every time.
+Reductions are split over rows and finished in a second small kernel: no atomics, the same bits every time. Numbers that
+take many values, such as those of rows, are not specialised on: nothing is compiled anew for a multiple of 16.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "per_program", "SPLITS"])
 def _partial_statistics(x, part, rows, per_program, C: tl.constexpr, SPLITS, BM: tl.constexpr, BC: tl.constexpr):
     split = tl.program_id(0)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -170,7 +171,7 @@ def _partial_statistics(x, part, rows, per_program, C: tl.constexpr, SPLITS, BM:
     tl.store(part + (SPLITS + split) * C + channel, tl.sum(square, 0), channel < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _finish_statistics(
     part, gamma, beta, running_mean, running_variance, out, count, momentum, epsilon, C, splits,
     BS: tl.constexpr, BC: tl.constexpr,
@@ -260,7 +261,7 @@ def normalise_relu(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "per_program", "SPLITS"])
 def _partial_gradients(
     g, a, o, x, s, part, rows, per_program, H, W, C: tl.constexpr, SPLITS,
     HAS_A: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -299,7 +300,7 @@ def _partial_gradients(
     tl.store(part + (SPLITS + split) * C + channel, tl.sum(weighted, 0) * inverse, ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _finish_gradients(
     part, s, gamma, gamma_gradient, beta_gradient, out, count, C, splits, BS: tl.constexpr, BC: tl.constexpr
 ):
