@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from efcil import methods
 from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
 from efcil.errors import SettingsError
@@ -15,6 +16,7 @@ from efcil.model import Model, ModelError
 from efcil.model import export as exporting
 from efcil.model.export import export
 from efcil.model.model import probabilities
+from efcil.settings import options
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +61,15 @@ def test_torch_agrees(trained: Path, tmp_path: Path, images: np.ndarray) -> None
     assert kept < sum(value.numel() for value in model.tensors().values())
 
 
-def test_methods_with_classifiers_of_their_own(digits: Any, tmp_path: Path) -> None:
-    quick = {"preset": "digits", "epochs": 1, "device": "cpu"}
-    nearest = IncrementalClassifier("sdc", **quick).fit(*digits.train(0, 1)).partial_fit(*digits.train(2))
-    assert export(nearest.model_, "torch", tmp_path / "sdc.pt2") < 1e-4
+@pytest.mark.parametrize("kind", ["torch", "onnx"])
+@pytest.mark.parametrize("method", ["sdc", "fecam", "adagauss", "fetril", "dpcr"])
+def test_methods_with_classifiers_of_their_own(digits: Any, tmp_path: Path, method: str, kind: str) -> None:
+    if kind == "onnx":
+        pytest.importorskip("onnxscript", reason="needs the onnx extra")
+    short = {name: 2 for name in options(methods.get(method).Settings) if name.endswith("_epochs")}
+    quick = IncrementalClassifier(method, preset="digits", epochs=1, device="cpu", settings=short)
+    learned = quick.fit(*digits.train(0, 1)).partial_fit(*digits.train(2))
+    assert export(learned.model_, kind, tmp_path / "model") < 1e-4
 
 
 def test_what_torch_cannot_follow_says_so(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

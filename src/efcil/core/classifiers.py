@@ -65,12 +65,8 @@ def mahalanobis(
     whitening = torch.stack(
         [_whitening(shrunk_towards_mean(each.double(), diagonal, off_diagonal, normalise)) for each in covariances]
     ).to(means.dtype)
-
-    def scores(features: Tensor) -> Tensor:
-        features = functional.normalize(features, dim=1) if normalise else features
-        return -_whitened_distances(features, means, whitening, group_of)
-
-    return scores
+    distances = _whitened_distances(means, whitening, group_of)
+    return lambda features: -distances(functional.normalize(features, dim=1) if normalise else features)
 
 
 def bayes(statistics: ClassStatistics, shrinkage: float = 0.1) -> Classifier:
@@ -79,12 +75,8 @@ def bayes(statistics: ClassStatistics, shrinkage: float = 0.1) -> Classifier:
     whitening = torch.stack([_whitening(shrink(each.double(), shrinkage)) for each in covariances])
     # The whitening is triangular, and its determinant is that of the covariance to the power of -1/2.
     volume = whitening.diagonal(dim1=1, dim2=2).log().sum(dim=1)[group_of].to(statistics.means.dtype)
-    whitening = whitening.to(statistics.means.dtype)
-
-    def scores(features: Tensor) -> Tensor:
-        return volume - 0.5 * _whitened_distances(features, statistics.means, whitening, group_of)
-
-    return scores
+    distances = _whitened_distances(statistics.means, whitening.to(statistics.means.dtype), group_of)
+    return lambda features: volume - 0.5 * distances(features)
 
 
 def discriminant(statistics: ClassStatistics, shrinkage: float = 0.1) -> Classifier:
@@ -177,12 +169,19 @@ def _whitening(covariance: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor, identity, upper=False).T
 
 
-def _whitened_distances(features: Tensor, means: Tensor, whitening: Tensor, group_of: Tensor) -> Tensor:
-    distances = features.new_empty(len(features), len(means))
-    for group, matrix in enumerate(whitening):
-        members = (group_of == group).nonzero()[:, 0]
-        if len(members):
-            distances[:, members] = _squared_distances(features @ matrix, means[members] @ matrix)
+def _whitened_distances(means: Tensor, whitening: Tensor, group_of: Tensor) -> Classifier:
+    """Return what gives features' squared distances to all means, each as the whitening of its group sees it.
+
+    Who belongs together is settled here, so that the answer is one fixed computation, which can be exported.
+    """
+    members = [(group_of == group).nonzero()[:, 0] for group in range(len(whitening))]
+    groups = [(matrix, means[rows] @ matrix) for matrix, rows in zip(whitening, members, strict=True) if len(rows)]
+    place = torch.cat(members).argsort()
+
+    def distances(features: Tensor) -> Tensor:
+        columns = [_squared_distances(features @ matrix, centres) for matrix, centres in groups]
+        return torch.cat(columns, dim=1)[:, place]
+
     return distances
 
 
