@@ -135,9 +135,10 @@ def _convolves(execution: Execution) -> bool:
             result = functional.conv2d(images, weight, stride=stride, padding=kernel // 2)
             results = [result.detach()]
             if device.type == "cuda" and execution.half:
-                bias, shape = weight.detach().new_zeros(channels), ((stride, stride), (kernel // 2,) * 2, (1, 1), 1)
-                zeros = torch.zeros_like(results[0])
-                results.append(torch.cudnn_convolution_add_relu(images, weight, zeros, 1.0, bias, *shape))
+                shape: Any = ((stride, stride), (kernel // 2, kernel // 2), (1, 1), 1)
+                zeros, bias = torch.zeros_like(results[0]), torch.zeros(channels, device=device, dtype=dtype)
+                fused = torch.cudnn_convolution_add_relu(images.detach(), weight.detach(), zeros, 1.0, bias, *shape)
+                results.append(fused)
             gradients = torch.autograd.grad(result, (images, weight), torch.ones_like(result))
             results.append(gradients[0][:, :, ::stride, ::stride])
             if stride == 2 and bool(gradients[0][:, :, 1::2].any() or gradients[0][:, :, :, 1::2].any()):
