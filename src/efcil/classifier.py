@@ -31,6 +31,7 @@ _SAME = (
     "batch_size",
     "seed",
     "precision",
+    "classifier",
 )
 
 
@@ -52,6 +53,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     seed : of everything random.
     device : auto, cpu, cuda, cuda:1.
     precision : auto, fp32, tf32, bf16.
+    classifier : what tells classes apart: own (the method's way), heads, or one built from the class statistics that
+        the method keeps; see docs/classifiers.md. Learning does not depend on it.
 
     Attributes
     ----------
@@ -74,6 +77,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         seed: int = 0,
         device: str = "auto",
         precision: str = "auto",
+        classifier: str = "own",
     ) -> None:
         self.method = method
         self.network = network
@@ -87,6 +91,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         self.seed = seed
         self.device = device
         self.precision = precision
+        self.classifier = classifier
 
     # -- learning ------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from efcil import methods
 from efcil.classifier import IncrementalClassifier, InputError, NotLearnedError
 from efcil.errors import EfcilError, SettingsError
 from efcil.model import ModelError
+from efcil.model.images import gather
 from efcil.settings import options
 
 QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu"}
@@ -379,3 +380,29 @@ def test_an_old_model_keeps_its_recipe_when_the_preset_changes(
     classifier = IncrementalClassifier.load(model_folder, device="cpu").set_params(batch_size=16)
     classifier.partial_fit(*digits.train(3))
     assert classifier.model_.card.resolved.later == dataclasses.replace(before, batch_size=16)
+
+
+def test_the_classifier_that_was_chosen_is_used_and_kept(digits: Any, tmp_path: Path) -> None:
+    images, _ = digits.test(0, 1, 2)
+    own = IncrementalClassifier(**QUICK).fit(*digits.train(0, 1))
+    other = IncrementalClassifier(**QUICK, classifier="nearest-mean").fit(*digits.train(0, 1))
+    means = own.model_.ready.means
+    assert torch.equal(other.model_.ready.means, means), "learning does not depend on it"
+    pixels = gather(images).pixels(8)
+    with torch.no_grad():
+        features = torch.from_numpy(own.model_.by_pieces(pixels, own.model_.ready.embed))
+    expected = -torch.cdist(features, means).square().numpy()
+    np.testing.assert_allclose(other.model_.scores(pixels), expected, rtol=1e-3, atol=1e-3)
+    assert not np.allclose(own.model_.scores(pixels), expected, atol=0.1)
+    other.save(tmp_path / "model")
+    loaded = IncrementalClassifier.load(tmp_path / "model", device="cpu")
+    assert loaded.get_params()["classifier"] == "nearest-mean"
+    assert np.array_equal(loaded.model_.scores(pixels), other.model_.scores(pixels))
+    loaded.set_params(classifier="own").partial_fit(*digits.train(2))
+    own.partial_fit(*digits.train(2))
+    assert np.array_equal(loaded.model_.scores(pixels), own.model_.scores(pixels))
+
+
+def test_a_classifier_that_the_method_has_no_statistics_for_is_refused(digits: Any) -> None:
+    with pytest.raises(SettingsError, match="needs class covariances, which method 'finetune' does not keep"):
+        IncrementalClassifier("finetune", **QUICK, classifier="bayes").fit(*digits.train(0, 1))

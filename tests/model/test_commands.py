@@ -167,14 +167,15 @@ def test_photographs_are_turned_as_their_camera_says(named: Path, folders: Path,
 def test_the_model_of_an_experiment(tmp_path: Path, folders: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     quick = ["--epochs", "1", "--device", "cpu", "--output", "runs", "--quiet"]
-    assert main(["run", "--method", "efc", "--tasks", "2", *quick]) == 0
+    assert main(["run", "--method", "efc", "--tasks", "2", "--classifier", "ridge", *quick]) == 0
     (model,) = (path.parent for path in Path("runs").rglob("state.json") if path.parent.name == "model")
     card = Model.load(model, "cpu").card
     assert sorted(card.labels) == [str(digit) for digit in range(10)]
     assert card.task_sizes == [5, 5]
+    assert card.settings.classifier == "ridge"
     image = next(folders.rglob("*.png"))
     assert output(capsys, "predict", model, image).split()[1] in card.labels
-    assert "10 classes in 2 tasks" in output(capsys, "inspect", model)
+    assert "10 classes in 2 tasks\ntold apart by: ridge" in output(capsys, "inspect", model)
     assert "Passed" in output(capsys, "audit", model, "--data", folders / "first")
     before = sorted((path, path.read_bytes()) for path in model.iterdir())
     assert main(["learn", str(model), "--data", str(folders / "first")]) == 2

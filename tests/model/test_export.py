@@ -72,6 +72,12 @@ def test_methods_with_classifiers_of_their_own(digits: Any, tmp_path: Path, meth
     assert export(learned.model_, kind, tmp_path / "model") < 1e-4
 
 
+@pytest.mark.parametrize("classifier", ["nearest-mean", "bayes"])
+def test_the_classifier_that_was_chosen_is_exported(digits: Any, tmp_path: Path, classifier: str) -> None:
+    quick = IncrementalClassifier(preset="digits", epochs=1, device="cpu", classifier=classifier)
+    assert export(quick.fit(*digits.train(0, 1)).model_, "torch", tmp_path / "model") < 1e-4
+
+
 def test_what_torch_cannot_follow_says_so(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from efcil.methods.efc import ElasticFeatureConsolidation
 

@@ -232,6 +232,23 @@ def test_descriptions_of_any_kind_are_refused(model_folder: Path) -> None:
             Model.load(model_folder)
 
 
+def test_the_classifier_of_a_card(model_folder: Path) -> None:
+    """Cards from before there was a choice say nothing; others may say anything."""
+    described = description(model_folder)
+    described.pop("checksum")
+    for named, found in ((None, "own"), ("bayes", "bayes"), ("oracle", "unknown|Unknown"), (7, "classifier")):
+        settings = described["facts"]["settings"]
+        settings.pop("classifier", None)
+        if named is not None:
+            settings["classifier"] = named
+        rewrite(model_folder, json.dumps(described | {"checksum": checkpoint._checksum(described)}))
+        if named in (None, "bayes"):
+            assert Model.load(model_folder, "cpu").card.settings.classifier == found
+        else:
+            with pytest.raises(ModelError, match=found):
+                Model.load(model_folder, "cpu")
+
+
 def test_things_that_are_no_files_are_not_read(model_folder: Path) -> None:
     """A pipe would never end, and a device would fill the memory."""
     tensors = next(model_folder.glob("*.safetensors"))

@@ -54,6 +54,7 @@ def describe(card: Any, stored: list[Any], unfinished: bool) -> str:
     lines = [
         f"{card.settings.method} on {card.resolved.network}, images of {size} x {size} pixels, "
         f"{count} {'class' if count == 1 else 'classes'} in {len(card.task_sizes)} tasks",
+        *([] if card.settings.classifier == "own" else [f"told apart by: {card.settings.classifier}"]),
         "",
         "classes",
     ]

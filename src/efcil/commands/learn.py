@@ -19,7 +19,7 @@ An interrupted command goes on where it was when it is given again.
 #: The settings a model can be begun with. Those after the first line may change from visit to visit.
 SETTINGS = (
     "method", "seed", "image_size", "network", "augmentation",
-    "epochs", "first_task_epochs", "batch_size", "device", "precision", "overrides",
+    "epochs", "first_task_epochs", "batch_size", "classifier", "device", "precision", "overrides",
 )  # fmt: skip
 
 

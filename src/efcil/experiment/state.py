@@ -76,6 +76,7 @@ def _facts(run: Run, method: Method) -> dict[str, Any]:
         "network": run.resolved.network,
         "head_sizes": method.network.head_sizes,
         "method": run.settings.method,
+        "classifier": run.settings.classifier,
         "method_settings": dataclasses.asdict(run.resolved.method),
         "first_task": run.first_task_key,
         "seconds": run.clock.report(),

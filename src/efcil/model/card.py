@@ -14,8 +14,9 @@ from typing import Any
 
 import efcil
 from efcil import methods
+from efcil.core import classifiers
 from efcil.data.augment import AUGMENTATIONS, Normalisation
-from efcil.errors import EfcilError, unknown
+from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.network.resnet import NETWORKS
 from efcil.settings import Recipe, Resolved, Settings, method_settings
 from efcil.settings.options import build
@@ -27,7 +28,7 @@ MOST_CLASSES = 1_000_000
 #: The settings that belong to a model. Device and implementation belong to the machine that uses it.
 KEPT_SETTINGS = (
     "method", "dataset", "seed", "image_size", "network", "augmentation", "epochs", "first_task_epochs", "batch_size",
-    "precision", "overrides",
+    "precision", "classifier", "overrides",
 )  # fmt: skip
 
 
@@ -204,6 +205,11 @@ def check_consistency(card: Card) -> None:
         raise ModelError("its classes and its tasks do not fit together")
     if len(set(card.labels)) != len(card.labels):
         raise ModelError("it names a class twice")
+    method = methods.get(card.settings.method)
+    try:
+        classifiers.check(card.settings.classifier, method.name, method.keeps)
+    except SettingsError as error:
+        raise ModelError(str(error)) from None
     if any(not math.isfinite(value) for value in (*card.normalisation.mean, *card.normalisation.std)):
         raise ModelError("its normalisation is not finite")
     if min(card.normalisation.std) <= 0:

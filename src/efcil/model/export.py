@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import efcil
+from efcil.engine.evaluate import scorer
 from efcil.errors import SettingsError
 from efcil.model.card import ModelError, encode_label
 from efcil.model.model import Model, probabilities
@@ -43,6 +44,7 @@ class Exported(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.method = model.twin()
+        self._answer = scorer(self.method, model.card.settings.classifier)
         scale, shift = model.card.normalisation.constants(torch.device("cpu"))
         self.register_buffer("scale", scale[None, :, None, None])
         self.register_buffer("shift", shift[None, :, None, None])
@@ -50,7 +52,7 @@ class Exported(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Score uint8 images N x size x size x 3."""
         pixels = images.permute(0, 3, 1, 2).to(torch.float32)
-        scores = self.method.scores(pixels * self.scale + self.shift)
+        scores = self._answer(pixels * self.scale + self.shift)
         return scores, torch.softmax(scores, dim=1)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from efcil import methods
+from efcil.core.classifiers import OWN
 from efcil.data.augment import Normalisation
 from efcil.errors import EfcilError
 from efcil.model.card import LARGEST_IMAGE, Card, LearnedClass, ModelError, Visit, check_consistency, whole
@@ -37,7 +38,10 @@ def _card(facts: Mapping[str, Any], date: str) -> Card:
     sizes = [whole(size, 1, len(names)) for size in facts["head_sizes"]]
     if sum(sizes) > len(names):
         raise ValueError("it has more heads than classes")
-    settings = Settings(method=cls.name, dataset=dataset, image_size=size, network=facts["network"])
+    classifier = str(facts.get("classifier", OWN))  # older runs do not say
+    settings = Settings(
+        method=cls.name, dataset=dataset, image_size=size, network=facts["network"], classifier=classifier
+    )
     tasks = [task for task, count in enumerate(sizes) for _ in range(count)]
     return Card(
         settings=settings,

@@ -16,6 +16,7 @@ from efcil import methods
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD
 from efcil.data.store import TaskImages
+from efcil.engine.evaluate import scorer
 from efcil.engine.hardware import choose_execution
 from efcil.errors import SettingsError
 from efcil.files import locked
@@ -38,6 +39,7 @@ class Model:
         self.card = card
         self.execution = choose_execution(replace(card.settings, device=device))
         self._device = device
+        self._answer: Callable[[Tensor], Tensor] | None = None
         self.method = method
         if method is not None:
             self.adopt(method)
@@ -83,6 +85,7 @@ class Model:
         self.method = method.to(self.execution.device)
         self.execution.equip(self.method)
         self.method.eval()
+        self._answer = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything the model stores."""
@@ -128,6 +131,7 @@ class Model:
         fixed = {name: getattr(present, name) for name in _FIXED}
         kept = {name: getattr(settings, name) for name in KEPT_SETTINGS} | fixed
         self.card = replace(self.card, settings=Settings(**kept), resolved=replace(self.card.resolved, later=later))
+        self._answer = None
         if settings.device != self._device or settings.precision != present.precision:
             self._device = settings.device
             self.execution = choose_execution(replace(self.card.settings, device=settings.device))
@@ -172,7 +176,9 @@ class Model:
     @torch.no_grad()
     def scores(self, pixels: np.ndarray) -> np.ndarray:
         """Return the scores (N, classes) of uint8 images N x size x size x 3."""
-        return self.by_pieces(pixels, self.ready.scores)
+        if self._answer is None:
+            self._answer = scorer(self.ready, self.card.settings.classifier)
+        return self.by_pieces(pixels, self._answer)
 
     def by_pieces(self, pixels: np.ndarray, function: Callable[[Tensor], Tensor]) -> np.ndarray:
         """Return what a function of network input says of uint8 images, asked piece by piece."""
