@@ -87,6 +87,35 @@ def test_features_gradients_and_statistics(
                 torch.testing.assert_close(gradient, getattr(norm, name).grad, **close)
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["small images", "large images"])
+@pytest.mark.parametrize("training", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
+def test_a_step_with_kernels_is_one_with_plain_operations(large: bool, training: bool) -> None:
+    kernels = pytest.importorskip("efcil.network.kernels", reason="Triton is not installed here")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ends = []
+    for module in (operations, kernels):
+        backbone = make(torch.float32, large).train(training).to(device)
+        fused = FusedBackbone(backbone, torch.float32)
+        fused.operations = module
+        parameters = list(backbone.parameters())
+        if not training:
+            parameters = [c.weight for c in backbone.modules() if isinstance(c, nn.Conv2d)]
+        groups: list[ParameterGroup] = [{"params": parameters, "learning_rate": 0.01}]
+        optimiser = FlatOptimiser(groups, Recipe(optimiser="sgd", learning_rate=0.01), fused, block_steps=2)
+        optimiser.begin_block(0, 2, 1.0)
+        for step in range(2):
+            optimiser.begin_step(None)
+            images = draw(3, 3, 16, 16, seed=step, dtype=torch.float32).to(device)
+            (fused(images) * draw(3, 16, seed=step + 9, dtype=torch.float32).to(device)).sum().backward()
+            optimiser.step()
+        state = {name: value for name, value in backbone.state_dict().items() if value.is_floating_point()}
+        ends.append(state | {"features": fused(images).detach()})
+    begun = make(torch.float32, large).state_dict()["blocks.1.conv1.weight"].to(device)
+    assert float((ends[0]["blocks.1.conv1.weight"] - begun).abs().max()) > 1e-3
+    tolerance = 1e-2 if device == "cuda" else 1e-4  # cuDNN rounds to TF32
+    torch.testing.assert_close(ends[1], ends[0], atol=tolerance, rtol=tolerance)
+
+
 def test_turned_weights_follow_the_weights() -> None:
     backbone = make(torch.float64).train()
     fused = FusedBackbone(backbone, torch.float64)
