@@ -20,33 +20,46 @@ _MOST_SPLITS = 1024
 
 
 @triton.jit
-def _source(row, H, W, HO, WO, stride):
-    """Return which pixel of an H x W map pixel `row` of the HO x WO one is made from."""
-    column = row % WO
-    line = row // WO % HO
-    return ((row // (WO * HO)).to(tl.int64) * H + line * stride) * W + column * stride
+def _seen(x, row, k, rows, K, H, W, HO, WO, stride, padding, side: tl.constexpr):
+    """Return what pixels `row` of an HO x WO map see at places `k` of their window in the H x W map.
+
+    A window of side 1 is a pixel, and `k` a channel; a larger one is of three colours, and `k` (down, across, colour).
+    """
+    image = (row // (WO * HO)).to(tl.int64)[:, None]
+    line = (row // WO % HO * stride - padding)[:, None]
+    column = (row % WO * stride - padding)[:, None]
+    inside = (row < rows)[:, None] & (k < K)[None, :]
+    if side == 1:
+        return tl.load(x + ((image * H + line) * W + column) * K + k[None, :], inside, other=0.0)
+    line += (k // 3 // side)[None, :]
+    column += (k // 3 % side)[None, :]
+    inside = inside & (line >= 0) & (line < H) & (column >= 0) & (column < W)
+    return tl.load(x + ((image * H + line) * W + column) * 3 + (k % 3)[None, :], inside, other=0.0)
 
 
-@triton.jit(do_not_specialize=["rows", "H", "W", "HO", "WO", "stride"])
+@triton.jit(do_not_specialize=["rows", "H", "W", "HO", "WO", "stride", "padding"])
 def _product(
-    x, w, y, rows, H, W, HO, WO, stride, K, N, by_k, by_n, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+    x, w, b, y, rows, H, W, HO, WO, stride, padding, K, N, by_k, by_n,
+    side: tl.constexpr, HAS_B: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BM + tl.arange(0, BM)
-    column = tl.program_id(1) * BN + tl.arange(0, BN)
-    source = _source(row, H, W, HO, WO, stride)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros([BM, BN], tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
-        a = tl.load(x + source[:, None] * K + k[None, :], (row < rows)[:, None] & (k < K)[None, :], other=0.0)
-        b = tl.load(w + k[:, None] * by_k + column[None, :] * by_n, (k < K)[:, None] & (column < N)[None, :], other=0.0)
-        total = tl.dot(a, b, total, input_precision="ieee")
-    place = y + row.to(tl.int64)[:, None] * N + column[None, :]
-    tl.store(place, total.to(y.dtype.element_ty), (row < rows)[:, None] & (column < N)[None, :])
+        left = _seen(x, row, k, rows, K, H, W, HO, WO, stride, padding, side)
+        right = tl.load(w + k[:, None] * by_k + n[None, :] * by_n, (k < K)[:, None] & (n < N)[None, :], other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
+    if HAS_B:
+        total = tl.maximum(total + tl.load(b + n, n < N, other=0.0)[None, :], 0.0)
+    place = y + row.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(place, total.to(y.dtype.element_ty), (row < rows)[:, None] & (n < N)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows", "per_split", "H", "W", "HO", "WO", "stride"])
+@triton.jit(do_not_specialize=["rows", "per_split", "H", "W", "HO", "WO", "stride", "padding"])
 def _partial_weight(
-    g, x, part, rows, per_split, H, W, HO, WO, stride, K, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+    g, x, part, rows, per_split, H, W, HO, WO, stride, padding, K, N,
+    side: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -57,8 +70,7 @@ def _partial_weight(
     for first in range(start, stop, BM):
         row = first + tl.arange(0, BM)
         a = tl.load(g + row.to(tl.int64)[:, None] * N + n[None, :], (row < stop)[:, None] & (n < N)[None, :], other=0.0)
-        source = _source(row, H, W, HO, WO, stride)
-        b = tl.load(x + source[:, None] * K + k[None, :], (row < stop)[:, None] & (k < K)[None, :], other=0.0)
+        b = _seen(x, row, k, stop, K, H, W, HO, WO, stride, padding, side)
         total = tl.dot(tl.trans(a), b, total, input_precision="ieee")
     tl.store(part + (split * N + n)[:, None] * K + k[None, :], total, (n < N)[:, None] & (k < K)[None, :])
 
@@ -72,63 +84,6 @@ def _add_parts(part, y, n, splits, BS: tl.constexpr, BLOCK: tl.constexpr):
         place = part + split[:, None] * n + offset[None, :]
         total += tl.load(place, (split < splits)[:, None] & (offset < n)[None, :], other=0.0)
     tl.store(y + offset, tl.sum(total, 0).to(y.dtype.element_ty), offset < n)
-
-
-def _added(part: Tensor, out: Tensor) -> Tensor:
-    """Write the sum of the parts (splits, ...) into `out`."""
-    splits, size = len(part), out.numel()
-    _add_parts[(triton.cdiv(size, 64),)](part, out, size, splits, 64, 64)
-    return out
-
-
-@triton.jit
-def _patch(x, row, k, rows, K, H, W, HO, WO, stride, padding, side: tl.constexpr):
-    """Return what output pixels `row` see at places `k` (down, across, colour) of their side x side window."""
-    column = row % WO
-    line = row // WO % HO
-    down = line[:, None] * stride - padding + (k // 3 // side)[None, :]
-    across = column[:, None] * stride - padding + (k // 3 % side)[None, :]
-    seen = (down >= 0) & (down < H) & (across >= 0) & (across < W) & (row < rows)[:, None] & (k < K)[None, :]
-    pixel = ((row // (WO * HO)).to(tl.int64)[:, None] * H + down) * W + across
-    return tl.load(x + pixel * 3 + (k % 3)[None, :], seen, other=0.0)
-
-
-@triton.jit(do_not_specialize=["rows", "H", "W", "HO", "WO", "stride", "padding"])
-def _stem(
-    x, w, b, y, rows, H, W, HO, WO, stride, padding, N, side: tl.constexpr, K: tl.constexpr,
-    HAS_B: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    total = tl.zeros([BM, BN], tl.float32)
-    for first in range(0, K, BK):
-        k = first + tl.arange(0, BK)
-        a = _patch(x, row, k, rows, K, H, W, HO, WO, stride, padding, side)
-        weight = tl.load(w + n[None, :] * K + k[:, None], (k < K)[:, None] & (n < N)[None, :], other=0.0)
-        total = tl.dot(a, weight, total, input_precision="ieee")
-    if HAS_B:
-        total = tl.maximum(total + tl.load(b + n, n < N, other=0.0)[None, :], 0.0)
-    place = y + row.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(place, total.to(y.dtype.element_ty), (row < rows)[:, None] & (n < N)[None, :])
-
-
-@triton.jit(do_not_specialize=["rows", "per_split", "H", "W", "HO", "WO", "stride", "padding"])
-def _partial_stem_weight(
-    g, x, part, rows, per_split, H, W, HO, WO, stride, padding, N, side: tl.constexpr, K: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    split = tl.program_id(0)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    k = tl.program_id(2) * BK + tl.arange(0, BK)
-    start = split * per_split
-    stop = tl.minimum(start + per_split, rows)
-    total = tl.zeros([BN, BK], tl.float32)
-    for first in range(start, stop, BM):
-        row = first + tl.arange(0, BM)
-        a = tl.load(g + row.to(tl.int64)[:, None] * N + n[None, :], (row < stop)[:, None] & (n < N)[None, :], other=0.0)
-        b = _patch(x, row, k, stop, K, H, W, HO, WO, stride, padding, side)
-        total = tl.dot(tl.trans(a), b, total, input_precision="ieee")
-    tl.store(part + (split * N + n)[:, None] * K + k[None, :], total, (n < N)[:, None] & (k < K)[None, :])
 
 
 @triton.jit
@@ -147,59 +102,80 @@ def _tile(size: int) -> int:
     return max(16, min(64, triton.next_power_of_2(size)))
 
 
-def _per_split(rows: int) -> int:
-    """Return how many rows are added up together: whole tiles, and not too many parts to keep."""
-    return max(_ROWS_PER_SPLIT, 64 * triton.cdiv(rows, 64 * _MOST_SPLITS))
-
-
-def _dense(x: Tensor) -> Tensor:
+def dense(x: Tensor) -> Tensor:
+    """Return a tensor in channels-last order without gaps: itself, where it is."""
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _multiply(x: Tensor, stride: int, size: tuple[int, int], weight: Tensor, by_k: int, by_n: int, n: int) -> Tensor:
-    """Return the product of the pixels that `stride` leaves of `x` and a matrix (k, n) with the given strides."""
-    batch, k, height, width = x.shape
-    out = torch.empty(batch, *size, n, device=x.device, dtype=x.dtype)
-    rows = batch * size[0] * size[1]
-    tiles = (128, min(128, 2 * _tile(n))) if n >= 128 else (128, _tile(n))
-    if triton.cdiv(rows, tiles[0]) * triton.cdiv(n, tiles[1]) < _MANY_PROGRAMS:
-        tiles = (64, _tile(n))
-    grid = (triton.cdiv(rows, tiles[0]), triton.cdiv(n, tiles[1]))
-    _product[grid](
-        x, weight, out, rows, height, width, *size, stride, k, n, by_k, by_n, *tiles, _tile(k),
-        num_warps=8 if tiles[0] == 128 else 4,
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    strides: tuple[int, int],
+    outputs: int,
+    side: int = 1,
+    stride: int = 1,
+    padding: int = 0,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return the product of what windows of `x` hold and a matrix (k, outputs) that lies in `weight` with `strides`."""
+    batch, channels, height, width = x.shape
+    size = [(length + 2 * padding - side) // stride + 1 for length in (height, width)]
+    out = torch.empty(batch, *size, outputs, device=x.device, dtype=x.dtype)
+    rows, k = batch * size[0] * size[1], channels * side * side
+    tiles = (128, 128 if outputs >= 128 else _tile(outputs))
+    if triton.cdiv(rows, tiles[0]) * triton.cdiv(outputs, tiles[1]) < _MANY_PROGRAMS:
+        tiles = (64, _tile(outputs))
+    _product[(triton.cdiv(rows, tiles[0]), triton.cdiv(outputs, tiles[1]))](
+        x, weight, weight if bias is None else bias, out, rows, height, width, *size, stride, padding, k, outputs,
+        *strides, side, bias is not None, *tiles, _tile(k), num_warps=8 if tiles == (128, 128) else 4,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
 
 
+def _weight_gradient(gradient: Tensor, x: Tensor, side: int, stride: int, padding: int) -> Tensor:
+    """Return the gradient (outputs, inputs, side, side) of the weight of a convolution, from that of its result."""
+    gradient, x = dense(gradient), dense(x)
+    batch, outputs, high, wide = gradient.shape
+    k, rows = x.shape[1] * side * side, batch * high * wide
+    per_split = max(_ROWS_PER_SPLIT, 64 * triton.cdiv(rows, 64 * _MOST_SPLITS))
+    splits, tiles = triton.cdiv(rows, per_split), (_tile(outputs), _tile(k))
+    part = torch.empty(splits, outputs, k, device=x.device, dtype=torch.float32)
+    _partial_weight[(splits, triton.cdiv(outputs, tiles[0]), triton.cdiv(k, tiles[1]))](
+        gradient, x, part, rows, per_split, *x.shape[2:], high, wide, stride, padding, k, outputs, side, 64, *tiles,
+        num_warps=4,
+    )  # fmt: skip
+    out = torch.empty(outputs, side, side, x.shape[1], device=x.device, dtype=x.dtype)
+    _add_parts[(triton.cdiv(out.numel(), 64),)](part, out, out.numel(), splits, 64, 64)
+    return out.permute(0, 3, 1, 2)
+
+
+def stem(images: Tensor, weight: Tensor, stride: int, padding: int, bias: Tensor | None) -> Tensor:
+    """See operations.stem."""
+    outputs, inputs, side, _ = weight.shape
+    across = (1, inputs * side * side)
+    return _multiply(dense(images), dense(weight), across, outputs, side, stride, padding, bias)
+
+
+def stem_weight(gradient: Tensor, images: Tensor, side: int, stride: int, padding: int) -> Tensor:
+    """See operations.stem_weight."""
+    return _weight_gradient(gradient, images, side, stride, padding)
+
+
 def project(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     """See operations.project."""
-    x, weight = _dense(x), weight.flatten(1).contiguous()
-    size = (triton.cdiv(x.shape[2], stride), triton.cdiv(x.shape[3], stride))
-    return _multiply(x, stride, size, weight, 1, weight.shape[1], weight.shape[0])
+    outputs, inputs = weight.shape[:2]
+    return _multiply(dense(x), weight.flatten(1).contiguous(), (1, inputs), outputs, stride=stride)
 
 
 def project_input(gradient: Tensor, weight: Tensor) -> Tensor:
     """See operations.project_input."""
-    gradient, weight = _dense(gradient), weight.flatten(1).contiguous()
-    size = (gradient.shape[2], gradient.shape[3])
-    return _multiply(gradient, 1, size, weight, weight.shape[1], 1, weight.shape[1])
+    inputs = weight.shape[1]
+    return _multiply(dense(gradient), weight.flatten(1).contiguous(), (inputs, 1), inputs)
 
 
 def project_weight(gradient: Tensor, x: Tensor, stride: int) -> Tensor:
     """See operations.project_weight."""
-    gradient, x = _dense(gradient), _dense(x)
-    batch, n, high, wide = gradient.shape
-    k, rows = x.shape[1], batch * high * wide
-    per_split = _per_split(rows)
-    splits = triton.cdiv(rows, per_split)
-    part = torch.empty(splits, n, k, device=x.device, dtype=torch.float32)
-    tiles = (_tile(n), _tile(k))
-    grid = (splits, triton.cdiv(n, tiles[0]), triton.cdiv(k, tiles[1]))
-    _partial_weight[grid](
-        gradient, x, part, rows, per_split, *x.shape[2:], high, wide, stride, k, n, 64, *tiles, num_warps=4
-    )
-    return _added(part, torch.empty(n, k, 1, 1, device=x.device, dtype=x.dtype))
+    return _weight_gradient(gradient, x, 1, stride, 0)
 
 
 def turn(weight: Tensor, into: Tensor) -> None:
@@ -208,35 +184,3 @@ def turn(weight: Tensor, into: Tensor) -> None:
     tiles = (_tile(n), _tile(k))
     grid = (high * wide, triton.cdiv(n, tiles[0]), triton.cdiv(k, tiles[1]))
     _turn[grid](weight, into, n, k, high * wide, *tiles, num_warps=4)
-
-
-def stem(images: Tensor, weight: Tensor, stride: int, padding: int, bias: Tensor | None) -> Tensor:
-    """See operations.stem."""
-    images, weight = _dense(images), _dense(weight)
-    batch, _, height, width = images.shape
-    n, _, side, _ = weight.shape
-    high, wide = ((size + 2 * padding - side) // stride + 1 for size in (height, width))
-    out = torch.empty(batch, high, wide, n, device=images.device, dtype=images.dtype)
-    rows, tile = batch * high * wide, _tile(n)
-    _stem[(triton.cdiv(rows, 128), triton.cdiv(n, tile))](
-        images, weight, weight if bias is None else bias, out, rows, height, width, high, wide, stride, padding, n,
-        side, 3 * side * side, bias is not None, 128, tile, 32, num_warps=4,
-    )  # fmt: skip
-    return out.permute(0, 3, 1, 2)
-
-
-def stem_weight(gradient: Tensor, images: Tensor, side: int, stride: int, padding: int) -> Tensor:
-    """See operations.stem_weight."""
-    gradient, images = _dense(gradient), _dense(images)
-    batch, n, high, wide = gradient.shape
-    k, rows = 3 * side * side, batch * high * wide
-    per_split = _per_split(rows)
-    splits = triton.cdiv(rows, per_split)
-    part = torch.empty(splits, n, k, device=images.device, dtype=torch.float32)
-    tile = _tile(n)
-    _partial_stem_weight[(splits, triton.cdiv(n, tile), triton.cdiv(k, 32))](
-        gradient, images, part, rows, per_split, *images.shape[2:], high, wide, stride, padding, n,
-        side, k, 64, tile, 32, num_warps=4,
-    )  # fmt: skip
-    out = torch.empty(n, side, side, 3, device=images.device, dtype=images.dtype)
-    return _added(part, out).permute(0, 3, 1, 2)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from efcil.network.convolution_kernels import project, project_input, project_weight, stem, stem_weight, turn
+from efcil.network.convolution_kernels import dense, project, project_input, project_weight, stem, stem_weight, turn
 
 __all__ = [
     "adam",
@@ -43,10 +43,6 @@ def _rows(x: Tensor) -> int:
     return x.numel() // x.shape[1]
 
 
-def _dense(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
-
-
 @triton.jit
 def _bias_relu(x, r, b, y, n, C: tl.constexpr, HAS_R: tl.constexpr, BLOCK: tl.constexpr):
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -59,8 +55,8 @@ def _bias_relu(x, r, b, y, n, C: tl.constexpr, HAS_R: tl.constexpr, BLOCK: tl.co
 
 def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
     """See operations.bias_relu; works in place on `x`, which the caller owns."""
-    x = _dense(x)
-    r = x if residual is None else _dense(residual)
+    x = dense(x)
+    r = x if residual is None else dense(residual)
     grid = (triton.cdiv(x.numel(), _BLOCK),)
     _bias_relu[grid](x, r, bias, x, x.numel(), x.shape[1], residual is not None, _BLOCK, num_warps=8)
     return x
@@ -101,8 +97,8 @@ def _mask(g, a, o, y, n, H, W, C: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.c
 
 def mask(gradient: Tensor, activation: Tensor, other: Tensor | None = None) -> Tensor:
     """See operations.mask; works in place on `gradient`, which the caller owns."""
-    gradient, activation = _dense(gradient), _dense(activation)
-    o = gradient if other is None else _dense(other)
+    gradient, activation = dense(gradient), dense(activation)
+    o = gradient if other is None else dense(other)
     _, channels, height, width = gradient.shape
     grid = (triton.cdiv(gradient.numel(), _BLOCK),)
     _mask[grid](
@@ -125,7 +121,7 @@ def _pool(a, y, area, C, inverse, BC: tl.constexpr):
 
 def pool(activation: Tensor) -> Tensor:
     """See operations.pool."""
-    activation = _dense(activation)
+    activation = dense(activation)
     batch, channels, height, width = activation.shape
     out = torch.empty(batch, channels, device=activation.device, dtype=torch.float32)
     area = height * width
@@ -145,7 +141,7 @@ def _pool_mask(g, a, y, n, area, C, inverse, BLOCK: tl.constexpr):
 
 def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
     """See operations.pool_mask."""
-    activation, gradient = _dense(activation), gradient.contiguous()
+    activation, gradient = dense(activation), gradient.contiguous()
     out = torch.empty_like(activation)
     channels, area = activation.shape[1], activation.shape[2] * activation.shape[3]
     grid = (triton.cdiv(out.numel(), 1024),)
@@ -214,7 +210,7 @@ def batch_statistics(
     epsilon: float,
 ) -> Tensor:
     """See operations.batch_statistics."""
-    x = _dense(x)
+    x = dense(x)
     rows, channels = _rows(x), x.shape[1]
     splits, per_program, tile = _split(rows, channels)
     width = min(64, triton.next_power_of_2(channels))
@@ -249,9 +245,9 @@ def normalise_relu(
     x: Tensor, statistics: Tensor, residual: Tensor | None = None, residual_statistics: Tensor | None = None
 ) -> Tensor:
     """See operations.normalise_relu."""
-    x = _dense(x)
+    x = dense(x)
     out = torch.empty_like(x)
-    r = x if residual is None else _dense(residual)
+    r = x if residual is None else dense(residual)
     t = statistics if residual_statistics is None else residual_statistics
     grid = (triton.cdiv(x.numel(), _BLOCK),)
     _normalise_relu[grid](
@@ -349,11 +345,11 @@ def normalise_backward(
     plain_relu: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See operations.normalise_backward; masks `gradient` in place, which the caller owns, unless `plain_relu`."""
-    gradient, x = _dense(gradient), _dense(x)
+    gradient, x = dense(gradient), dense(x)
     if plain_relu:
         activation = None
-    a = x if activation is None else _dense(activation)
-    o = x if other is None else _dense(other)
+    a = x if activation is None else dense(activation)
+    o = x if other is None else dense(other)
     rows, channels = _rows(x), x.shape[1]
     splits, per_program, tile = _split(rows, channels)
     width = min(64, triton.next_power_of_2(channels))
