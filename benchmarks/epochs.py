@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
@@ -23,9 +22,7 @@ from efcil import methods
 from efcil.data.images import Dataset, ImageSet
 from efcil.experiment.run import run_one
 from efcil.settings import Settings
-
-sys.path.insert(0, str(Path(__file__).parent))
-from speed import Table
+from speed import Table  # beside this script
 
 EPOCHS = 8
 LEFT_OUT = 3

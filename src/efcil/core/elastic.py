@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from efcil.compiled import compiled
+
 
 def elastic_loss(
     features: Tensor,
@@ -75,13 +77,10 @@ def weighted_rows(
     The first `size` rows count 1 / size each and see only classes from `old_classes` on; the others have
     `replay_weights` and see all classes.
     """
-    if logits.is_cuda:
-        try:
-            from efcil.core.elastic_kernel import weighted_rows as fast
-        except ImportError:
-            pass
-        else:
-            return fast(logits, targets, replay_weights, old_classes, size)
+    if compiled(logits.device):
+        from efcil.core.elastic_kernel import weighted_rows as fast
+
+        return fast(logits, targets, replay_weights, old_classes, size)
     weights = torch.cat([replay_weights.new_full((size,), 1.0 / size), replay_weights])
     logits = logits.clone()
     logits[:size, :old_classes] = -torch.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from efcil.compiled import compiled
 from efcil.errors import TrainingError
 
 QUARTER_TURNS = 3
@@ -22,13 +23,10 @@ def rotate_batch(images: Tensor) -> Tensor:
             "resize the images to squares or switch rotations off."
         )
     count = images.shape[0]
-    if images.is_cuda and images.is_contiguous(memory_format=torch.channels_last):
-        try:
-            from efcil.core.rotation_kernel import rotate_batch as fast
-        except ImportError:
-            pass  # no Triton
-        else:
-            return fast(images)
+    if compiled(images.device) and images.is_contiguous(memory_format=torch.channels_last):
+        from efcil.core.rotation_kernel import rotate_batch as fast
+
+        return fast(images)
     channels_last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
     rotated = torch.empty(
         ((1 + QUARTER_TURNS) * count, *images.shape[1:]),

@@ -15,6 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from efcil.compiled import compiled
 from efcil.errors import unknown
 
 Draws = dict[str, Tensor]
@@ -153,14 +154,11 @@ class ResizedCrop(Augmentation):
         self, images: Tensor, order: Tensor, draws: Draws, normalisation: Normalisation, dtype: torch.dtype
     ) -> Tensor:
         """As the base does it, in a single kernel on CUDA devices."""
-        if images.is_cuda:
-            try:
-                from efcil.data.augment_kernel import resized_crop
-            except ImportError:
-                pass
-            else:
-                constants = normalisation.constants(images.device)
-                return resized_crop(images, order, draws["box"], draws.get("flip"), self.padding, *constants, dtype)
+        if compiled(images.device):
+            from efcil.data.augment_kernel import resized_crop
+
+            constants = normalisation.constants(images.device)
+            return resized_crop(images, order, draws["box"], draws.get("flip"), self.padding, *constants, dtype)
         return super().render(images, order, draws, normalisation, dtype)
 
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 SHORTEST_ROW = 48
 LARGEST_SIDE = 64
 #: Patches are compared at every place as long as there are no more of them, and beyond on a grid, which is a fraction
-#: of their side wide. At an eighth, 20 of 20 patches of 16 pixels were found among 50,000 images; at a quarter, 10.
+#: of their side wide: fine enough for the neighbour of a stored patch to be among the nearest, as a quarter is not.
 MANY_PATCHES, GRID = 50_000, 8
 #: A row whose correlation with a patch on the grid is at least this is compared with all patches around its best ones.
 NEAR, NEAREST = 0.4, 8

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from efcil.compiled import compiled
 from efcil.network import operations
 from efcil.network.resnet import BasicBlock, ResNet
 
@@ -33,14 +34,12 @@ SIDE_STREAMS = 3
 
 
 def _operations_for(device: torch.device) -> ModuleType:
-    """Triton kernels on CUDA where Triton is installed, plain PyTorch elsewhere."""
-    if device.type == "cuda":
-        try:
-            from efcil.network import kernels
-        except ImportError:
-            return operations
-        return kernels
-    return operations
+    """Triton kernels where they can be compiled, plain PyTorch elsewhere."""
+    if not compiled(device):
+        return operations
+    from efcil.network import kernels
+
+    return kernels
 
 
 def channels_last_view(flat: Tensor, shape: torch.Size) -> Tensor:
