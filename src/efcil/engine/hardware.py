@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,6 +50,18 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+@cache
+def wake(device: torch.device) -> None:
+    """Have a GPU get ready, which takes seconds, while the caller reads images; does nothing the second time."""
+
+    def touch() -> None:
+        with suppress(RuntimeError):  # whatever is wrong, the run comes upon it and tells
+            torch.zeros(1, device=device)
+
+    if device.type == "cuda":
+        threading.Thread(target=touch, daemon=True).start()
+
+
 def describe(execution: Execution, deterministic: bool) -> dict[str, Any]:
     """Return what may change the bits of a result, as plain values."""
     return {
@@ -79,12 +93,12 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
         if deterministic:
             os.environ[_WORKSPACE] = ":4096:8"  # read when cuBLAS starts, which happens inside this context
             filling.fill_uninitialized_memory = False
-        torch.use_deterministic_algorithms(deterministic)
+        _allow_only_repeating(deterministic)
         if execution.device.type == "cuda":
             torch.cuda.set_device(execution.device)
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        _allow_only_repeating(before[0], warn_only=before[1])
         filling.fill_uninitialized_memory = before[2]
         torch.set_float32_matmul_precision(before[3])
         backend.deterministic, backend.benchmark, backend.allow_tf32 = before[4]
@@ -92,6 +106,13 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
             os.environ.pop(_WORKSPACE, None)
         else:
             os.environ[_WORKSPACE] = before[5]
+
+
+def _allow_only_repeating(wanted: bool, warn_only: bool = False) -> None:
+    """Set PyTorch's switch where it is not set so already: setting it loads the compiler, which takes seconds."""
+    now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if now != (wanted, warn_only):
+        torch.use_deterministic_algorithms(wanted, warn_only=warn_only)
 
 
 def refuse_broken_products(execution: Execution) -> None:

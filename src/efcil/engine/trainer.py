@@ -18,7 +18,7 @@ from efcil.engine.feed import Feed
 from efcil.engine.optimiser import FlatOptimiser, Optimiser, TorchOptimiser, rate_factor
 from efcil.errors import TrainingError
 from efcil.methods.base import Method, Task
-from efcil.network.fused import FusedBackbone
+from efcil.network.fused import FIRST, FusedBackbone
 from efcil.settings import Recipe
 
 WARM_UP_STEPS = 3
@@ -52,7 +52,7 @@ class Execution:
         """Return the context a run lives in: a CUDA stream of its own, since the default one cannot be captured."""
         if self.device.type != "cuda":
             return nullcontext()
-        return torch.cuda.stream(torch.cuda.Stream(self.device))
+        return torch.cuda.stream(torch.cuda.Stream(self.device, priority=FIRST))
 
 
 @dataclass

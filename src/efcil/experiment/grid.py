@@ -8,7 +8,7 @@ from pathlib import Path
 
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
-from efcil.engine.hardware import choose_device
+from efcil.engine.hardware import choose_device, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.errors import EfcilError, GridError
 from efcil.experiment import first_tasks
@@ -103,6 +103,7 @@ def _run_in_turn(
             if stop.requested:  # during the last moments of the run before, which has finished since
                 place = locate(output, each).path
                 raise Interrupted(f"Stopped before {place}. Give the same command again to go on with it.")
+            wake(choose_device(each.device))
             data = shelf.get(each)
             run_one(
                 each,

@@ -32,6 +32,10 @@ from efcil.network.resnet import BasicBlock, ResNet
 
 SIDE_STREAMS = 3
 
+#: Priorities of CUDA streams: what the rest of a step waits for, what only the optimiser waits for. The preparation of
+#: later steps has the default, 0, and gets what these two leave idle.
+FIRST, SECOND = -2, -1
+
 
 def _operations_for(device: torch.device) -> ModuleType:
     """Triton kernels where they can be compiled, plain PyTorch elsewhere."""
@@ -102,11 +106,12 @@ class FusedBackbone:
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         #: Called with (number, gradient) as soon as a weight gradient is final; set by an optimiser that can use it.
         self.update: Callable[[int, Tensor], None] | None = None
-        self._sides = [torch.cuda.Stream(device) for _ in range(SIDE_STREAMS)] if device.type == "cuda" else []
+        cuda = device.type == "cuda"
+        self._sides = [torch.cuda.Stream(device, priority=SECOND) for _ in range(SIDE_STREAMS if cuda else 0)]
         self._forward_calls = 0
         self._backward_calls = 0
         # cuDNN adds shift, residual and ReLU to a convolution for free; it wants the shift in the working type.
-        self._cudnn = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+        self._cudnn = cuda and dtype in (torch.bfloat16, torch.float16)
         self._half_bias = self.bias.to(dtype)
         self._half_biases = list(self._half_bias.split(channels))
         #: The weights of convolutions of stride 1 as the way back wants them; none before an optimiser asks for them.
