@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 from efcil.core import fisher
 from efcil.errors import TrainingError
+from efcil.network.resnet import ResNet
 
 
 def parameters() -> list[torch.Tensor]:
@@ -68,13 +70,33 @@ def test_squares_are_added_with_their_weight() -> None:
     torch.testing.assert_close(totals[0], torch.tensor([3.0, 4.5]))
 
 
+def test_squares_of_every_image_by_itself() -> None:
+    torch.manual_seed(0)
+    module, images = ResNet((4, 8), (1, 1)).eval(), torch.randn(5, 3, 8, 8)
+    for norm in (layer for layer in module.modules() if isinstance(layer, torch.nn.BatchNorm2d)):
+        torch.nn.init.uniform_(norm.running_mean)
+        torch.nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    weight, labels = torch.randn(3, 8), torch.tensor([0, 1, 2, 0, 1])
+
+    def loss(features: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
+        return functional.cross_entropy(features @ weight.T, labels[rows], reduction="sum")
+
+    parameters = list(module.parameters())
+    expected = [torch.ones_like(parameter) for parameter in parameters]
+    for place in range(len(images)):
+        one = slice(place, place + 1)
+        gradients = torch.autograd.grad(loss(module(images[one]), one), parameters)
+        for total, gradient in zip(expected, gradients, strict=True):
+            total += 0.5 * gradient.square()
+    totals = [torch.ones_like(parameter) for parameter in parameters]
+    fisher.add_squares_per_image(totals, module, images, loss, 0.5)
+    torch.testing.assert_close(totals, expected)
+
+
 def test_labels_of_the_fisher_pass() -> None:
     logits, labels = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0]]), torch.tensor([2, 1])
-    logarithm = logits.log_softmax(dim=1)
-    predicted = fisher.fisher_loss(logits, labels, "predicted")
-    torch.testing.assert_close(predicted, -(logarithm[0, 1] + logarithm[1, 0]) / 2)
-    true = fisher.fisher_loss(logits, labels, "true")
-    torch.testing.assert_close(true, -(logarithm[0, 2] + logarithm[1, 1]) / 2)
+    assert fisher.fisher_labels(logits, labels, "predicted").tolist() == [1, 0]
+    assert fisher.fisher_labels(logits, labels, "true").tolist() == [2, 1]
 
 
 def test_sampled_labels_follow_the_prediction() -> None:
@@ -82,7 +104,6 @@ def test_sampled_labels_follow_the_prediction() -> None:
     probabilities = torch.tensor([0.7, 0.2, 0.1])
     logits = probabilities.log().expand(count, 3)
     generator = torch.Generator().manual_seed(0)
-    loss = fisher.fisher_loss(logits, torch.zeros(count, dtype=torch.int64), "sampled", generator)
-    # The mean of -log p_y for y ~ p is the entropy.
-    entropy = -(probabilities * probabilities.log()).sum()
-    assert loss.item() == pytest.approx(entropy.item(), abs=0.005)
+    drawn = fisher.fisher_labels(logits, torch.zeros(count, dtype=torch.int64), "sampled", generator)
+    shares = torch.bincount(drawn, minlength=3) / count
+    torch.testing.assert_close(shares, probabilities, atol=0.005, rtol=0)

@@ -6,30 +6,74 @@ parameters and one small kernel for each of them, several times a step, would ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from efcil.core.losses import cross_entropy
 from efcil.errors import TrainingError
 
 
-def fisher_loss(logits: Tensor, labels: Tensor, kind: str, generator: torch.Generator | None = None) -> Tensor:
-    """Mean cross-entropy of `logits` (B, m), whose squared gradient is taken as the Fisher information.
+def fisher_labels(logits: Tensor, labels: Tensor, kind: str, generator: torch.Generator | None = None) -> Tensor:
+    """Labels (B) of the cross-entropy whose squared gradient is taken as the Fisher information.
 
-    `kind` says which labels: `predicted` (the largest logit), `true` (`labels`), or `sampled` (drawn from the predicted
-    probabilities with `generator`).
+    `kind` says which: `predicted` (the largest of the `logits` (B, m)), `true` (`labels`), or `sampled` (drawn from the
+    predicted probabilities with `generator`).
     """
-    if kind == "predicted":
-        labels = logits.detach().argmax(dim=1)
-    elif kind == "sampled":
+    if kind == "true":
+        return labels
+    logits = logits.detach()
+    if kind == "sampled":
         noise = torch.rand(logits.shape, generator=generator, device=logits.device)
         # Adding Gumbel noise to the logits and taking the largest one draws from their softmax.
-        tiny = torch.finfo(noise.dtype).tiny
-        labels = (logits.detach() - torch.log(-torch.log(noise.clamp_min(tiny)))).argmax(dim=1)
-    return cross_entropy(logits, labels)
+        logits = logits - torch.log(-torch.log(noise.clamp_min(torch.finfo(noise.dtype).tiny)))
+    return logits.argmax(dim=1)
+
+
+def add_squares_per_image(
+    totals: Sequence[Tensor], module: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor], weight: float
+) -> None:
+    """Add `weight` times the sum over images of the squared gradient of each image's own loss, in place.
+
+    `loss` maps the module's results for the images (B, ...) to the sum of their losses. All parameters must belong to
+    convolutions and to BatchNorm layers that are not in training mode: of those, one pass for all images tells each
+    image's gradient, which is a product of what a layer was given and the gradient of what it returned.
+    """
+    kept: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def keep(layer: nn.Module, given: tuple[Tensor, ...], returned: Tensor) -> None:
+        kept.append((layer, given[0].detach(), returned))
+
+    layers = [layer for layer in module.modules() if isinstance(layer, (nn.Conv2d, nn.BatchNorm2d))]
+    hooks = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        total_loss = loss(module(images))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
+    gradients = torch.autograd.grad(total_loss, [returned for *_, returned in kept])
+    for (layer, given, _), gradient in zip(kept, gradients, strict=True):
+        for parameter, per_image in _gradients_per_image(layer, given, gradient):
+            squares = per_image.square_().sum(dim=0).view(parameter.shape)
+            totals[places[id(parameter)]].add_(squares, alpha=weight)
+
+
+def _gradients_per_image(layer: nn.Module, given: Tensor, gradient: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the layer's parameters with their gradients (B, elements) for every image by itself."""
+    if isinstance(layer, nn.Conv2d):
+        assert not isinstance(layer.padding, str)
+        windows = functional.unfold(given, layer.kernel_size, padding=layer.padding, stride=layer.stride)
+        yield layer.weight, torch.bmm(gradient.flatten(2), windows.transpose(1, 2)).flatten(1)
+        return
+    assert isinstance(layer, nn.BatchNorm2d)
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    mean, inverse = layer.running_mean[:, None, None], torch.rsqrt(layer.running_var + layer.eps)[:, None, None]
+    yield layer.weight, (gradient * (given - mean) * inverse).sum(dim=(2, 3))
+    yield layer.bias, gradient.sum(dim=(2, 3))
 
 
 def add_squares(totals: Sequence[Tensor], gradients: Sequence[Tensor], weight: float) -> None:

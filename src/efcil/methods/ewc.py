@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from efcil import seeds
 from efcil.core import fisher
+from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Task, Terms
 from efcil.methods.finetune import FineTune
@@ -46,7 +49,8 @@ class ElasticWeightConsolidation(FineTune):
         fisher_trains_statistics: bool = option(
             True,
             "Run the Fisher pass with BatchNorm in training mode, which moves its running statistics (FACIL's code; an "
-            "earlier project of the EFC authors has it off). Never done where train_normalisation is off.",
+            "earlier project of the EFC authors has it off). Never done where train_normalisation is off or "
+            "fisher_batch_size is 1.",
         )
         fisher_batch_size: int | None = option(
             None,
@@ -103,19 +107,33 @@ class ElasticWeightConsolidation(FineTune):
     def _measure_fisher(self, task: Task, data: TaskImages) -> Tensor:
         """Squared gradients of batch means, weighted by the batch size and divided by the number of images."""
         size = min(self.settings.fisher_batch_size or task.batch_size, len(data))
+        alone = size == 1
+        learning = self.settings.fisher_trains_statistics and self.trains_normalisation and not alone
+        # Images by themselves still go through the network together.
+        step = min(task.batch_size, len(data)) if alone else size
         used = len(data) // size * size
         view = data.view("fisher")
         generator = seeds.generator(data.device, task.seed, "fisher", task.index)
-        learning = self.settings.fisher_trains_statistics and self.trains_normalisation
+        weight = self.network.head_weight().detach()
         with _layer_by_layer(self.network, learning):
             parameters = self._backbone()
             totals = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
-            for start in range(0, used, size):
-                images, labels = data.render(view, start, start + size)
-                logits = self.network.logits(self.network.features(images.float()))
-                loss = fisher.fisher_loss(logits, labels, self.settings.fisher_labels, generator)
-                fisher.add_squares(totals, torch.autograd.grad(loss, parameters), size / used)
+            for start in range(0, used, step):
+                images, labels = data.render(view, start, min(start + step, used))
+                images = images.float()
+                logits = functional.linear(self.network.features(images), weight)
+                labels = fisher.fisher_labels(logits, labels, self.settings.fisher_labels, generator)
+                if alone:
+                    losses = partial(_summed_loss, weight, labels)
+                    fisher.add_squares_per_image(totals, self.network.backbone, images, losses, 1 / used)
+                else:
+                    gradients = torch.autograd.grad(cross_entropy(logits, labels), parameters)
+                    fisher.add_squares(totals, gradients, size / used)
         return fisher.flatten(totals)
+
+
+def _summed_loss(weight: Tensor, labels: Tensor, features: Tensor) -> Tensor:
+    return functional.cross_entropy(functional.linear(features, weight), labels, reduction="sum")
 
 
 @contextmanager
