@@ -73,3 +73,30 @@ def test_nothing_of_the_backbone_changes() -> None:
     assert stream.train(method, 1) == []
     method.end_task(stream.tasks[1], stream.data[1])
     assert_equal(clone(method.network.backbone.state_dict()), before)
+
+
+def test_the_softmax_layer_learns_real_and_pseudo_features() -> None:
+    """What it minimises falls below that of the layer it began with, and its scores use features as they are."""
+    stream = short_stream()
+    method = stream.start("fetril", linear="softmax", similarity="cosine")
+    method.begin_task(stream.tasks[1])
+    features, labels = features_of(stream, 1)
+    new = features.mean(dim=0, keepdim=True)
+    imitated, old_labels = method.imitate(features, labels, new, 4)
+    rows, targets = torch.cat([imitated, features]), torch.cat([old_labels, labels])
+    before = functional.cross_entropy(rows @ method.network.head_weight().T, targets)
+    method.end_task(stream.tasks[1], stream.data[1])
+    assert len(method.intercepts) == 5
+    after = functional.cross_entropy(rows @ method.network.head_weight().T + method.intercepts, targets)
+    assert float(after) < 0.8 * float(before)
+    images = stream.test_images[:20]
+    with torch.no_grad():
+        plain = stream.network().features(images)
+    expected = functional.linear(plain, method.network.head_weight(), method.intercepts)
+    torch.testing.assert_close(method.scores(images), expected)
+
+
+def test_the_softmax_layer_is_the_same_every_time() -> None:
+    first, second = (short_stream().learn(short_stream().start("fetril", linear="softmax"), 1, SHORT) for _ in range(2))
+    assert torch.equal(first.network.head_weight(), second.network.head_weight())
+    assert torch.equal(first.intercepts, second.intercepts)

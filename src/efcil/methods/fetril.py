@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from efcil import seeds
 from efcil.core import gaussians, prototypes, svm
+from efcil.core.heads import softmax_epoch
 from efcil.data.store import TaskImages
 from efcil.methods.base import Task
 from efcil.methods.frozen import FrozenBackbone
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
+# How PyCIL trains the layer: SGD, momentum 0.9, cosine schedule.
+SOFTMAX_EPOCHS = 50
+SOFTMAX_RATE = 0.05
+SOFTMAX_BATCH = 128
+
 
 class FeatureTranslation(FrozenBackbone):
-    """Moves the features of the most similar new class onto each old class's mean and fits all classes' SVMs anew.
+    """Moves the features of the most similar new class onto each old class's mean and fits one linear classifier.
 
-    The weights of the machines are the network's heads; their intercepts are kept here. Features have unit length.
+    Its weights are the network's heads; its intercepts are kept here. SVMs see features of unit length.
     """
 
     name = "fetril"
@@ -38,8 +46,14 @@ class FeatureTranslation(FrozenBackbone):
         first_step: str = option(
             "head",
             "Classifier after the first task: head, the softmax head all methods start from (the EFC paper's plots "
-            "suggest it), or svm (the authors' code).",
+            "suggest it), or svm (the authors' code; where linear is softmax, that layer).",
             choices=("head", "svm"),
+        )
+        linear: str = option(
+            "svm",
+            "The classifier: svm, one-vs-rest machines on features of unit length (the authors' code), or softmax, one "
+            "layer trained by gradient on features as they are (FeTrIL's other form, by PyCIL's recipe).",
+            choices=("svm", "softmax"),
         )
         solver: str = option(
             "torch",
@@ -60,25 +74,56 @@ class FeatureTranslation(FrozenBackbone):
 
     @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
-        """Store the new classes' means, imitate the old classes, and fit the machines of all classes."""
+        """Store the new classes' means, imitate the old classes, and fit the classifier of all classes."""
         features, labels = gaussians.collect(self.network.features, data.plain())
         means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
         imitated, old_labels = self.imitate(features, labels, means.to(self.means), task.first_class)
         self.means = torch.cat([self.means, means.to(self.means)])
         if task.index == 0 and (self.settings.first_step == "head" or task.classes < 2):
             return
-        rows = functional.normalize(torch.cat([imitated, features]), dim=1)
+        rows, targets = torch.cat([imitated, features]), torch.cat([old_labels, labels])
+        weight, self.intercepts = self._machines(rows, targets) if self._unit else self._layer(rows, targets, task)
+        for head, piece in zip(self.network.heads, weight.split(self.network.head_sizes), strict=True):
+            head.copy_(piece)
+
+    @property
+    def _unit(self) -> bool:
+        return self.settings.linear == "svm"
+
+    def _machines(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and intercepts of one machine per class, from scratch."""
+        settings = self.settings
         machines = svm.fit(
-            rows,
-            torch.cat([old_labels, labels]),
-            task.seen,
-            cost=self.settings.cost,
-            tolerance=self.settings.tolerance,
-            solver=self.settings.solver,
+            functional.normalize(rows, dim=1),
+            labels,
+            sum(self.network.head_sizes),
+            cost=settings.cost,
+            tolerance=settings.tolerance,
+            solver=settings.solver,
         )
-        for head, weight in zip(self.network.heads, machines.weight.split(self.network.head_sizes), strict=True):
-            head.copy_(weight)
-        self.intercepts = machines.intercept
+        return machines.weight, machines.intercept
+
+    def _layer(self, rows: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+        """Weights and intercepts of a softmax layer, trained on from those it has."""
+        missing = self.intercepts.new_zeros(task.seen - len(self.intercepts))
+        both = torch.cat([self.network.head_weight(), torch.cat([self.intercepts, missing])[:, None]], dim=1)
+        rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)  # the intercept is the weight of a constant
+        velocity = torch.zeros_like(both)
+        for epoch in range(SOFTMAX_EPOCHS):
+            generator = seeds.generator(rows.device, task.seed, "softmax", task.index, epoch)
+            order = torch.randperm(len(rows), generator=generator, device=rows.device)
+            rate = SOFTMAX_RATE * 0.5 * (1.0 + math.cos(math.pi * epoch / SOFTMAX_EPOCHS))
+            softmax_epoch(
+                both,
+                velocity,
+                rows[order],
+                labels[order],
+                batch_size=SOFTMAX_BATCH,
+                learning_rate=rate,
+                momentum=0.9,
+                weight_decay=5e-4,
+            )
+        return both[:, :-1].contiguous(), both[:, -1].contiguous()
 
     def imitate(self, features: Tensor, labels: Tensor, new_means: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Features and labels of all old classes: those of the most similar new class, moved by the means' difference.
@@ -100,8 +145,10 @@ class FeatureTranslation(FrozenBackbone):
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
-        """Decision values of the machines, or the softmax head's logits where none have been fitted yet."""
+        """Decision values of what was fitted, or the logits of the first task's head where nothing has been yet."""
         features = self.network.features(images)
         if len(self.intercepts) == 0:
             return self.network.logits(features)
-        return functional.linear(functional.normalize(features, dim=1), self.network.head_weight(), self.intercepts)
+        if self._unit:
+            features = functional.normalize(features, dim=1)
+        return functional.linear(features, self.network.head_weight(), self.intercepts)
