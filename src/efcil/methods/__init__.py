@@ -1,26 +1,43 @@
-"""Methods, found by existing: every module of this package that defines a `Method` with a name is one."""
+"""Methods, found by existing: every module of this package that defines a `Method` with a name is one.
+
+So is every file named in $EFCIL_METHODS (files or folders of them, separated as in $PATH), and every module that an
+installed package announces as an entry point of the group `efcil.methods`.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import importlib.util
+import os
 import pkgutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 
-from efcil.errors import unknown
+from efcil.errors import SettingsError, unknown
 from efcil.methods.base import Method
+
+VARIABLE = "EFCIL_METHODS"
+ENTRY_POINTS = "efcil.methods"
 
 
 @cache
 def available() -> dict[str, type[Method]]:
     """Return all methods by name."""
     found: dict[str, type[Method]] = {}
-    for module_info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{module_info.name}")
+    for module in _modules():
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__:
                 name = vars(value).get("name")
-                if name:
-                    found[name] = value
+                if name and found.setdefault(name, value) is not value:
+                    raise SettingsError(
+                        f"Two methods are called {name!r}: one in {found[name].__module__}, one in {module.__file__}. "
+                        "Give yours another name."
+                    )
     return dict(sorted(found.items()))
 
 
@@ -30,3 +47,39 @@ def get(name: str) -> type[Method]:
     if name not in methods:
         raise unknown("method", name, methods)
     return methods[name]
+
+
+def _modules() -> Iterator[ModuleType]:
+    for module_info in pkgutil.iter_modules(__path__):
+        yield importlib.import_module(f"{__name__}.{module_info.name}")
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        with _told(f"the installed method {entry.name!r} ({entry.value})"):
+            module = importlib.import_module(entry.module)
+        yield module
+    for text in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        place = Path(text).expanduser()
+        if not place.exists():
+            raise SettingsError(f"${VARIABLE} names {place}, which does not exist.")
+        for file in sorted(place.glob("*.py")) if place.is_dir() else [place]:
+            yield _from_file(file)
+
+
+def _from_file(file: Path) -> ModuleType:
+    name = f"efcil_methods.{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise SettingsError(f"${VARIABLE} names {file}, which is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    with _told(str(file)):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn whatever goes wrong while foreign code is loaded into a sentence that names it."""
+    try:
+        yield
+    except Exception as error:
+        raise SettingsError(f"Loading {what} failed: {type(error).__name__}: {error}.") from error
