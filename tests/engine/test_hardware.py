@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from efcil.engine.hardware import MPS_SHARE, choose_execution, describe, refuse_broken_products, switches
 from efcil.engine.trainer import Execution
-from efcil.errors import TrainingError
+from efcil.errors import SettingsError, TrainingError
 from efcil.settings import Settings
 
 CPU = torch.device("cpu")
@@ -77,3 +77,17 @@ def test_convolutions_round_only_where_that_was_chosen(monkeypatch, tf32, half, 
         assert torch.backends.cudnn.allow_tf32 is allowed
     assert torch.backends.cudnn.allow_tf32 is True
     assert describe(execution, False)["precision"] == ("tf32" if tf32 else "bf16" if half else "fp32")
+
+
+def test_what_would_not_be_computed_in_bf16_is_not_called_so():
+    with pytest.raises(SettingsError, match="on GPUs only"):
+        choose_execution(Settings(precision="bf16", path="fused", device="cpu"))
+
+
+def test_the_switch_for_repeating_algorithms_is_left_alone_unless_it_must_change(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode, warn_only=False: asked.append(mode))
+    with switches(PLAIN, deterministic=False):
+        assert asked == []
+    with switches(PLAIN, deterministic=True):
+        assert asked == [True]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import itertools
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -336,7 +338,8 @@ def test_batch_normalisation_of_efc_never_changes_after_the_first_task(execution
     )
     method = get("efc")(learner.network)
     method.eval()
-    method.end_task(task_of(0), data)
+    with torch.no_grad():
+        method.end_task(task_of(0), data)
     kept = {name: value.clone() for name, value in normalisation_state(method).items()}
     assert len(kept) == 5 * 9, "scale, shift, mean, variance and count of nine layers"
     for index in (1, 2):
@@ -345,7 +348,8 @@ def test_batch_normalisation_of_efc_never_changes_after_the_first_task(execution
         weights = parameters(method)
         Trainer(method, data, task_of(index), dataclasses.replace(recipe, epochs=2, weight_decay=0.1), execution).run()
         method.eval()
-        method.end_task(task_of(index), data)
+        with torch.no_grad():
+            method.end_task(task_of(index), data)
         after = method.state_dict()
         assert not torch.equal(weights["network.backbone.conv1.weight"], after["network.backbone.conv1.weight"])
         assert equal(normalisation_state(method), kept)
@@ -402,3 +406,46 @@ def test_weights_that_the_last_step_has_broken_are_noticed(collector: Collector 
         trainer.run(keeper=collector)
     if collector is not None:
         assert collector.saved[-1] == (1, 5)
+
+
+def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Graph:
+        def capture_begin(self, capture_error_mode: str) -> None:
+            calls.append("begin")
+
+        def capture_end(self) -> None:
+            calls.append("end")
+
+    class Stream:
+        def synchronize(self) -> None:
+            pass
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    trainer = Trainer(first(), images_of(0), task_of(0), Recipe(batch_size=BATCH), PLAIN)
+    monkeypatch.setattr(trainer, "_compute", fail)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer._capture(BATCH)
+    assert calls == ["begin", "end"]
+    assert gc.isenabled()
+
+
+def test_a_trainer_is_let_go_at_once() -> None:
+    """Without waiting for the collector: its moments and graphs are as large as the network."""
+    trainer = Trainer(first(FUSED), images_of(0), task_of(0), Recipe(batch_size=BATCH), FUSED)
+    optimiser, backbone = weakref.ref(trainer.optimiser), weakref.ref(trainer.learner.network.fused)
+    gc.collect()
+    gc.disable()
+    try:
+        del trainer
+        assert optimiser() is None
+        assert backbone() is None
+    finally:
+        gc.enable()

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from efcil.engine.optimiser import FlatOptimiser
+from efcil.errors import TrainingError
 from efcil.methods.base import ParameterGroup
+from efcil.network import fused as fused_module
 from efcil.network import operations
 from efcil.network.fused import FusedBackbone, channels_last_view
 from efcil.network.incremental import IncrementalNetwork
@@ -226,3 +228,20 @@ def test_cudnn_is_asked_only_for_what_it_does_safely(monkeypatch: pytest.MonkeyP
     images = draw(4, 3, 8, 8)
     torch.testing.assert_close(fused(images), backbone(images))
     assert asked == ([] if deterministic else ["residual"] * (2 * len(backbone.blocks)))
+
+
+def test_batches_beyond_the_reach_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients they go through in pieces; a training step is refused."""
+    module = make(torch.float64).eval()
+    fused = FusedBackbone(module, torch.float64)
+    images = draw(5, 3, 8, 8)
+    with torch.no_grad():
+        expected = fused(images)
+        monkeypatch.setattr(fused_module, "LARGEST_TENSOR", 2 * 8 * 8 * 8 + 1)
+        sizes: list[int] = []
+        run = fused.run_forward
+        monkeypatch.setattr(fused, "run_forward", lambda x, keep: (sizes.append(len(x)), run(x, keep))[1])
+        torch.testing.assert_close(fused(images), expected)
+    assert sizes == [2, 2, 1]
+    with pytest.raises(TrainingError, match="5 images of 8 pixels is too large for the fused network, which takes 2"):
+        fused(images)

@@ -152,3 +152,41 @@ def test_adam_is_torch_adam():
         hyper = torch.tensor([1e-2 / (1 - 0.9**step), (1 - 0.999**step) ** -0.5], device=DEVICE)
         operations.adam(master, gradient, first, second, hyper, (0.9, 0.999), 1e-8, 1e-2, None, None)
         torch.testing.assert_close(master, weight.detach(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter does not compute in bfloat16; needs a GPU")
+@pytest.mark.parametrize("shape", [(64, 64, 32, 32), (64, 512, 4, 4)])
+def test_in_the_type_and_the_sizes_of_training(shape):
+    """Inputs in bfloat16: the result is that of exact arithmetic on them, rounded."""
+    half = torch.bfloat16
+    x, other, residual = (tensor(*shape, seed=seed).to(half) for seed in range(3))
+    gamma, beta, gradients = tensor(shape[1]), tensor(shape[1], seed=1), torch.zeros(2, shape[1], device=DEVICE)
+    running = (torch.zeros(shape[1], device=DEVICE), torch.ones(shape[1], device=DEVICE))
+    statistics = kernels.batch_statistics(x, gamma, beta, *running, 0.1, 1e-5)
+    close = {"atol": 0.05, "rtol": 0.02}
+
+    def check(name, *arguments):
+        owned = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+        found = getattr(kernels, name)(*owned)
+        torch.testing.assert_close(found.float(), exact(getattr(operations, name), *arguments), **close)
+
+    check("bias_relu", x, beta, residual)
+    check("mask", x, other, residual)
+    check("pool", x)
+    check("pool_mask", tensor(*shape[:2]), x)
+    check("normalise_relu", x, statistics, residual, statistics.flip(0).contiguous())
+    weight = tensor(2 * shape[1], shape[1], 1, 1, seed=3).to(half) / shape[1] ** 0.5
+    check("project", x, weight, 2)
+    rows = shape[0] * shape[2] * shape[3]
+    into = tensor(shape[0], 2 * shape[1], *halved(shape)[2:], seed=4).to(half) / rows**0.5
+    check("project_input", into, weight)
+    check("project_weight", into, x, 2)
+    images = tensor(shape[0], 3, *shape[2:], seed=5).to(half)
+    check("stem", images, tensor(64, 3, 3, 3, seed=6).to(half) / 5, 1, 1, None)
+    check("stem_weight", tensor(shape[0], 64, *shape[2:], seed=7).to(half) / rows**0.5, images, 3, 1, 1)
+    wide = [t.double().cpu() for t in (x, other, statistics, gamma)]
+    into64 = torch.zeros(2, shape[1], dtype=torch.float64)
+    plain, _ = operations.normalise_backward(wide[1].clone(), wide[0], wide[2], wide[3], *into64, None, None, True)
+    fast, _ = kernels.normalise_backward(other.clone(), x, statistics, gamma, *gradients, None, None, True)
+    torch.testing.assert_close(fast.float().cpu(), plain.float(), **close)
+    torch.testing.assert_close(gradients.cpu(), into64.float(), atol=1.0, rtol=0.01)

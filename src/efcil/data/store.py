@@ -11,6 +11,36 @@ from torch import Tensor
 
 from efcil import seeds
 from efcil.data.augment import Augmentation, Draws, Normalisation
+from efcil.errors import DataError
+
+PIECE_BYTES = 1 << 28
+
+
+def resident(images: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:
+    """Return rows of `images` (N, h, w, 3), which may be a memory map, as a tensor (n, 3, h, w) on a device.
+
+    They are copied in pieces: nothing but the result is ever whole in memory.
+    """
+    _, height, width, channels = images.shape
+    bytes_each = height * width * channels
+    if device.type == "cuda":
+        _refuse_too_many(len(rows), bytes_each, device)
+    out = torch.empty((len(rows), channels, height, width), dtype=torch.uint8, device=device)
+    step = max(1, PIECE_BYTES // bytes_each)
+    for start in range(0, len(rows), step):
+        piece = torch.from_numpy(np.ascontiguousarray(images[rows[start : start + step]], dtype=np.uint8))
+        out[start : start + step] = piece.to(device).permute(0, 3, 1, 2)
+    return out
+
+
+def _refuse_too_many(count: int, bytes_each: int, device: torch.device) -> None:
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + reusable
+    if count * bytes_each > free:
+        raise DataError(
+            f"{count:,} images are to lie on {device} at once, {count * bytes_each / 2**30:.1f} GiB, but it has "
+            f"{free / 2**30:.1f} GiB free. Make the images or the tasks smaller, or free the GPU."
+        )
 
 
 @dataclass(frozen=True)
@@ -24,7 +54,8 @@ class View:
 class TaskImages:
     """Images (n, 3, size, size) and labels (n,) of one task on a device, with augmentation and normalisation.
 
-    Labels are positions in the class order. Nothing here is ever saved: when a task ends, its images are let go.
+    Labels are positions in the class order. `rows` says which of the given images and labels are meant, if not all.
+    Nothing here is ever saved: when a task ends, its images are let go.
     """
 
     def __init__(
@@ -38,10 +69,11 @@ class TaskImages:
         seed: int,
         name: str,
         dtype: torch.dtype = torch.float32,
+        rows: np.ndarray | None = None,
     ) -> None:
-        first = torch.from_numpy(np.array(images, dtype=np.uint8, order="C"))
-        self.images = first.to(device).permute(0, 3, 1, 2).contiguous()
-        self.labels = torch.from_numpy(np.array(labels, dtype=np.int64)).to(device)
+        rows = np.arange(len(labels)) if rows is None else rows
+        self.images = resident(images, rows, device)
+        self.labels = torch.from_numpy(np.asarray(labels, dtype=np.int64)[rows]).to(device)
         self.augmentation = augmentation
         self.normalisation = normalisation
         self.device = device

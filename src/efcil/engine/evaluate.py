@@ -11,6 +11,7 @@ from torch import Tensor
 from efcil.core import classifiers
 from efcil.data.augment import Normalisation
 from efcil.data.scenario import Scenario
+from efcil.data.store import resident
 from efcil.evaluation.metrics import accuracy_rows
 from efcil.methods.base import Method
 
@@ -34,7 +35,7 @@ class TestImages:
     ) -> None:
         order = np.argsort(labels, kind="stable")
         sorted_labels = np.asarray(labels, dtype=np.int64)[order]
-        self.images = torch.from_numpy(np.ascontiguousarray(images[order])).to(device).permute(0, 3, 1, 2).contiguous()
+        self.images = resident(images, order, device)
         self.labels = torch.from_numpy(sorted_labels).to(device)
         self.normalisation = normalisation
         self.dtype = dtype

@@ -45,6 +45,7 @@ class Feed:
         # On CUDA the next block is prepared beside the steps of the present one, in a second set of tensors.
         self._beside = _second_stream(data.device) if data.device.type == "cuda" else None
         self._staged: tuple[int, int] | None = None
+        self._taken: torch.cuda.Event | None = None
         self._back: dict[str, Tensor] = {}
         self._views: dict[int, View] = {}
         place = torch.arange(max(batch_size, self.repeats), device=data.device)
@@ -72,6 +73,8 @@ class Feed:
             torch.cuda.current_stream().wait_stream(self._beside)
             for name, value in self._back.items():
                 self._front(name, value).copy_(value)
+            self._taken = torch.cuda.Event()
+            self._taken.record()
         self._staged = None
         return steps
 
@@ -81,7 +84,10 @@ class Feed:
         if self._beside is None:
             self._prepare(epoch, first_step)
             return
-        self._beside.wait_stream(torch.cuda.current_stream())
+        if self._taken is None:
+            self._beside.wait_stream(torch.cuda.current_stream())
+        else:
+            self._beside.wait_event(self._taken)  # what is to be overwritten has been read; steps need not have ended
         with torch.cuda.stream(self._beside):
             self._prepare(epoch, first_step)
 

@@ -29,6 +29,8 @@ def choose_execution(settings: Settings) -> Execution:
     on_cuda = device.type == "cuda"
     half = on_cuda if settings.precision == "auto" else settings.precision == "bf16"
     fused = on_cuda and half if settings.path == "auto" else settings.path == "fused"
+    if fused and half and not on_cuda:
+        raise SettingsError("The fused path computes in bf16 on GPUs only. Use --precision fp32, or --path plain.")
     # fp32 and tf32 on the plain path are what everything faster is compared with, so they stay eager.
     captured = on_cuda and (half or fused)
     return Execution(device, half=half, fused=fused, captured=captured, tf32=on_cuda and settings.precision == "tf32")

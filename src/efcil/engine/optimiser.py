@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +122,18 @@ class TorchOptimiser(Optimiser):
             self.inner.state[parameter][name] = value
 
 
+def _weak(method: Callable[[int, Tensor], None]) -> Callable[[int, Tensor], None]:
+    """Return a function that calls `method` without keeping its object, and so the memory of a task, alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(index: int, gradient: Tensor) -> None:
+        alive = reference()
+        assert alive is not None
+        alive(index, gradient)
+
+    return call
+
+
 @dataclass
 class _Segment:
     """A run of parameters that live in one flat tensor and move with one kernel."""
@@ -174,7 +188,7 @@ class FlatOptimiser(Optimiser):
             scales = fused.scales() if folded else None
             self._add(convolutions, master, rates, fused.gradient, scales, fused.working)
             self._ends = torch.tensor([0, *fused.sizes]).cumsum(0).tolist()
-            fused.update = None if direct else self._update_convolution
+            fused.update = None if direct else _weak(self._update_convolution)
             fused.train_convolutions()
         elif any(id(p) in rates for p in convolutions):
             raise ValueError("the fused backbone trains all of its convolutions or none")

@@ -6,8 +6,9 @@ import gc
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -52,7 +53,13 @@ class Execution:
         """Return the context a run lives in: a CUDA stream of its own, since the default one cannot be captured."""
         if self.device.type != "cuda":
             return nullcontext()
-        return torch.cuda.stream(torch.cuda.Stream(self.device, priority=FIRST))
+        return torch.cuda.stream(_main_stream(self.device))
+
+
+@cache
+def _main_stream(device: torch.device) -> torch.cuda.Stream:
+    # One for all runs of a process: memory that PyTorch keeps for reuse belongs to a stream, and would be lost with it.
+    return torch.cuda.Stream(device, priority=FIRST)
 
 
 @dataclass
@@ -141,7 +148,7 @@ class Trainer:
                 ahead = self.execution.captured and following[0] < self.recipe.epochs
                 for index in range(begin, steps):
                     self._step(index, self.feed.batch_length(start + index))
-                    if ahead and index >= min(begin + STEPS_AHEAD, steps) - 1:
+                    if ahead and index >= min(begin + STEPS_AHEAD, steps // 4, steps - 1):
                         # The device has these steps to do while the host puts the next block together.
                         self.feed.stage(*following)
                         ahead = False
@@ -192,11 +199,18 @@ class Trainer:
     def _capture(self, length: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.current_stream().synchronize()
+        if torch.cuda.mem_get_info()[0] < torch.cuda.max_memory_allocated():
+            torch.cuda.empty_cache()  # a capture gets memory of its own, and cannot take back what eager steps left
         collecting = gc.isenabled()
         gc.disable()  # a tensor freed by the collector in the middle of a capture would spoil it
         try:
             graph.capture_begin(capture_error_mode="thread_local")
-            self._compute(self._place, length)
+            try:
+                self._compute(self._place, length)
+            except BaseException:
+                with suppress(RuntimeError):  # else the stream would go on capturing, and all that follows fail
+                    graph.capture_end()
+                raise
             graph.capture_end()
         finally:
             if collecting:

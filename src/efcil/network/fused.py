@@ -27,10 +27,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from efcil.compiled import compiled
+from efcil.errors import TrainingError
 from efcil.network import operations
 from efcil.network.resnet import BasicBlock, ResNet
 
 SIDE_STREAMS = 3
+LARGEST_TENSOR = 2**31 - 2**16  # offsets in kernels have 32 bits, and whole tiles may reach beyond the end
 
 #: Priorities of CUDA streams: what the rest of a step waits for, what only the optimiser waits for. The preparation of
 #: later steps has the default, 0, and gets what these two leave idle.
@@ -187,10 +189,22 @@ class FusedBackbone:
         if self.folded is not frozen:
             self.refresh(folded=frozen)
         images = images.to(self.dtype).contiguous(memory_format=torch.channels_last)
+        most = self._largest_batch(*images.shape[2:])
         if torch.is_grad_enabled() and self.convolutions[0].weight.requires_grad:
+            if len(images) > most:
+                raise TrainingError(
+                    f"A step of {len(images):,} images of {images.shape[-1]} pixels is too large for the fused "
+                    f"network, which takes {most:,}. Use a smaller --batch-size, or --path plain."
+                )
             self._forward_calls += 1
             return _Backbone.apply(images, self.anchor, self)
-        return self.run_forward(images, keep=False)[0]
+        return torch.cat([self.run_forward(piece, keep=False)[0] for piece in images.split(most)])
+
+    def _largest_batch(self, height: int, width: int) -> int:
+        """Return how many images keep the largest activation, the first, within what the kernels' offsets reach."""
+        first = self.backbone.conv1
+        area = -(-height // first.stride[0]) * -(-width // first.stride[1])
+        return max(1, LARGEST_TENSOR // (first.out_channels * area))
 
     def zero_grad(self) -> None:
         """Forget the gradients of the last step."""

@@ -96,7 +96,7 @@ def make_backbone(name: str, seed: int) -> ResNet:
     if name not in NETWORKS:
         raise unknown("network", name, NETWORKS)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the generators of GPUs too
         backbone = NETWORKS[name][1]()
     return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

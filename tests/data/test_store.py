@@ -1,0 +1,57 @@
+"""Images on their way to a device: which ones, in what order, and never all of them twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from efcil.data import store
+from efcil.data.augment import Normalisation, make_augmentation
+from efcil.data.store import TaskImages, resident
+from efcil.errors import DataError
+
+CPU = torch.device("cpu")
+
+
+def pixels(count: int = 7) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("piece", [1, 100, 1 << 28])
+def test_rows_of_a_memory_map_in_pieces(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "images.npy", pixels())
+    images = np.load(tmp_path / "images.npy", mmap_mode="r")
+    monkeypatch.setattr(store, "PIECE_BYTES", piece)
+    rows = np.array([5, 0, 6, 3])
+    found = resident(images, rows, CPU)
+    assert found.is_contiguous()
+    np.testing.assert_array_equal(found.permute(0, 2, 3, 1).numpy(), pixels()[rows])
+
+
+def test_a_task_has_the_rows_it_is_given() -> None:
+    labels = np.array([3, 1, 3, 1, 2, 3, 1])
+    rows = np.flatnonzero(labels == 3)
+    data = TaskImages(
+        pixels(),
+        labels,
+        augmentation=make_augmentation("none"),
+        normalisation=Normalisation((0.5,) * 3, (0.25,) * 3),
+        device=CPU,
+        seed=0,
+        name="task",
+        rows=rows,
+    )
+    assert data.labels.tolist() == [3, 3, 3]
+    np.testing.assert_array_equal(data.images.permute(0, 2, 3, 1).numpy(), pixels()[rows])
+
+
+def test_images_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2**30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**40))
+    store._refuse_too_many(2**20, 2**11, torch.device("cuda"))
+    with pytest.raises(DataError, match=r"1,048,577 images .* 2\.0 GiB, but it has 2\.0 GiB free"):
+        store._refuse_too_many(2**20 + 1, 2**11, torch.device("cuda"))
