@@ -49,7 +49,7 @@ def row_of(summary: dict) -> dict[str, str]:
         **{name: str(execution[name]).lower() for name in ("precision", "path", "deterministic")},
         "hardware": where,
         "torch": summary["versions"]["torch"],
-        "commit": summary["commit"] or "",
+        "commit": (summary["commit"] or "") + ("+changes" if summary.get("uncommitted_changes") else ""),
         "command": " ".join(words),
     }
 
