@@ -273,7 +273,8 @@ def measure_end_of_task(bench: Bench, table: Table) -> None:
             method.means, method.covariances, method.covariance_of = means, covariances, of
             object.__setattr__(method, "teacher", teacher)
             method.feature_matrix = matrix
-            method.end_task(trainer.task, trainer.data)
+            with torch.no_grad():
+                method.end_task(trainer.task, trainer.data)
 
         table.add("end-of-task statistics", "100 classes", bench.seconds(end), "s")
         count = bench.sizes.test_images

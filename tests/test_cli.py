@@ -68,6 +68,7 @@ class TestRun:
             "jobs_per_gpu": 1,
             "quiet": False,
             "checkpoint_steps": None,
+            "debug": False,
         }
         output = capsys.readouterr().out
         assert output.startswith("digits cs5\n")
@@ -90,6 +91,7 @@ class TestRun:
             "jobs_per_gpu": 3,
             "quiet": True,
             "checkpoint_steps": 9,
+            "debug": False,
         }
 
     def test_every_flag_reaches_the_settings(self, trained: Recorder) -> None:
@@ -215,6 +217,7 @@ class TestRun:
     def test_debug_shows_the_traceback(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
         trained.error = TrainingError("The loss is not finite.")
         assert main(["run", "--debug"]) == 1
+        assert trained.options["debug"], "runs of a grid fail one by one"
         assert "Traceback" in capsys.readouterr().err
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ from efcil.experiment import run as run_module
 from efcil.experiment import run_grid, run_one, workers
 from efcil.experiment.first_tasks import FOLDER, STEM, digest, fingerprint
 from efcil.experiment.run import Run, make_run_scenario
+from efcil.experiment.summary import source_digest
 from efcil.network.incremental import fresh_network
+from efcil.report import table
 from efcil.runfolder import RunFolder, RunFolderError, locate
 from efcil.settings import Settings, load_config
 
@@ -297,6 +300,8 @@ def test_a_task_without_test_images_is_not_measured(few: Dataset, tmp_path: Path
     assert np.isnan(agnostic[:, 0]).all()
     assert np.isfinite(agnostic[1, 1])
     assert run.read_summary()["A_step"] is None
+    beside = RunFolder(run_one(dataclasses.replace(settings, classifier="all"), tmp_path, without, quiet=True))
+    assert beside.read_summary()["classifiers"]["heads"] == {"A_step": None, "A_inc": None}
 
 
 def test_a_task_without_training_images_is_an_error(few: Dataset, tmp_path: Path) -> None:
@@ -305,6 +310,49 @@ def test_a_task_without_training_images_is_an_error(few: Dataset, tmp_path: Path
     without = dataclasses.replace(few, train=ImageSet(train.images[train.labels < 5], train.labels[train.labels < 5]))
     with pytest.raises(DataError, match="Task 2 of digits has no training image"):
         run_one(settings, tmp_path, without, quiet=True)
+
+
+# -- a method of one's own -------------------------------------------------------------------------------------------
+
+OWN_METHOD = """
+from efcil.methods.finetune import FineTune
+
+class Mine(FineTune):
+    name = "mine"
+    summary = "a method"
+"""
+
+
+def test_runs_of_another_version_of_an_own_method_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "mine.py", tmp_path / "runs"
+    monkeypatch.setenv(methods.VARIABLE, str(file))
+
+    def run(text: str, *seeds: int) -> str:
+        """Run as a new process would, which finds the file as it is now."""
+        file.write_text(text)
+        for known in (methods.available, source_digest):
+            known.cache_clear()
+        run_grid([Settings(method="mine", seed=seed, **TWO_TASKS) for seed in seeds], output)
+        return capsys.readouterr().out
+
+    try:
+        run(OWN_METHOD, 0, 1)
+        assert "another version" not in run(OWN_METHOD, 0, 1)
+        told = run(OWN_METHOD + "# edited", 0, 2)
+        places = [locate(output, Settings(method="mine", seed=seed, **TWO_TASKS)) for seed in range(3)]
+        said = f"It was made with another version of {file}; delete {places[0].path} to train it again."
+        assert f"{places[0].path}: finished before, skipped. {said}" in told
+        assert told.count("another version") == 1
+        versions = [place.read_summary()["method_source"][:8] for place in places]
+        note = f"seeds of different versions of the method: {versions[0]} (seed 0 1), {versions[2]} (seed 2)"
+        assert table(places).rows[0].notes == (note,)
+        assert table(places[:2]).rows[0].notes == ()
+    finally:
+        monkeypatch.undo()
+        for known in (methods.available, source_digest):
+            known.cache_clear()
 
 
 # -- the first task --------------------------------------------------------------------------------------------------
@@ -506,7 +554,43 @@ class TestFailures:
         settings = Settings(method="finetune", **TWO_TASKS)
         with pytest.raises(ZeroDivisionError):
             run_one(settings, tmp_path, few, quiet=True)
-        assert "Failed: ZeroDivisionError: oops" in locate(tmp_path, settings).log_file.read_text()
+        log = locate(tmp_path, settings).log_file.read_text()
+        assert "Failed: ZeroDivisionError: oops\nTraceback" in log
+        assert "in broken" in log
+
+    @pytest.mark.parametrize("flags", [[], ["--debug"]])
+    def test_an_unexpected_error_in_a_grid_keeps_its_name_and_its_traceback(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str]
+    ) -> None:
+        def broken(*arguments: object) -> None:
+            raise ZeroDivisionError("oops")
+
+        monkeypatch.setattr(run_module, "evaluate", broken)
+        command = "run --method finetune efc --tasks 2 --epochs 1 --batch-size 256 --device cpu --quiet --output"
+        assert main([*command.split(), str(tmp_path), *flags]) == 1
+        told = capsys.readouterr().err
+        assert told.splitlines()[-1] == "efcil: ZeroDivisionError: oops (None of the 2 runs was possible.)"
+        assert told.count("in broken") == (2 if flags else 0)
+
+    def test_a_failed_run_is_gone_before_the_next_one_trains(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        execute = Run.execute
+        seen: list[weakref.ref[Run]] = []
+        alive: list[int] = []
+
+        def watched(self: Run, *arguments: Any) -> None:
+            alive.append(sum(run() is not None for run in seen))
+            seen.append(weakref.ref(self))
+            vars(self)["itself"] = self  # such cycles are found by the garbage collector alone
+            execute(self, *arguments)
+            raise ZeroDivisionError("oops")
+
+        monkeypatch.setattr(Run, "execute", watched)
+        settings = [Settings(method="finetune", seed=seed, **TWO_TASKS) for seed in range(2)]
+        with pytest.raises(GridError, match="ZeroDivisionError: oops"):
+            run_grid(settings, tmp_path, quiet=True)
+        assert alive == [0, 0]
 
     def test_no_such_gpu(self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -606,6 +690,22 @@ class TestDisk:
         monkeypatch.setattr(RunFolder, "append_metrics", full)
         with pytest.raises(CheckpointError, match=r"stopped by a file error .*give the same command again"):
             run_one(self.settings, tmp_path, few, quiet=True)
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full to stand for a full disk")
+    def test_a_log_that_does_not_fit_hides_no_error(
+        self, few: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        settings = Settings(method="finetune", overrides=DIVERGING, **TWO_TASKS)
+        for each in (settings, dataclasses.replace(settings, overrides={})):
+            log = locate(tmp_path, each).log_file
+            log.parent.mkdir(parents=True)
+            log.symlink_to("/dev/full")
+        with pytest.raises(TrainingError, match="is not finite in task 2"):
+            run_one(settings, tmp_path, few, quiet=True)
+        assert capsys.readouterr().err.count("cannot be written (No space left on device)") == 1
+        finished = run_one(dataclasses.replace(settings, overrides={}), tmp_path, few, quiet=True)
+        assert RunFolder(finished).is_finished()
+        assert capsys.readouterr().err.count("cannot be written (No space left on device)") == 1
 
     def test_what_a_killed_process_left_is_removed(self, few: Dataset, tmp_path: Path) -> None:
         run = locate(tmp_path, self.settings)

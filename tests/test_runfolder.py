@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from efcil import files, runfolder
 from efcil.environment import command, environment, source_commit
 from efcil.runfolder import RunFolder, RunFolderError, find_runs, locate, write_atomically
-from efcil.settings import Settings, load_config
+from efcil.settings import Settings, label, load_config
 
 SUMMARY = {
     "method": "efc",
@@ -35,6 +36,26 @@ def test_location_has_dataset_scenario_label_and_seed(tmp_path: Path) -> None:
     settings = Settings(seed=3, epochs=2)
     assert locate(tmp_path, settings).path == tmp_path / "digits" / "cs5" / "efc+epochs=2" / "seed3"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"overrides": {"efm_weight": 1e6}}, {"overrides": {"efm_weight": 1e-6}}),
+        ({"overrides": {"efm_weight": 1.5e300}}, {"overrides": {"efm_weight": 1.5e-300}}),
+        ({"dataset": "folder", "data": "/x/\u6843"}, {"dataset": "folder", "data": "/x/\u68a8"}),
+        ({"dataset": "folder", "data": "/x/a+b"}, {"dataset": "folder", "data": "/x/a-b"}),
+    ],
+)
+def test_other_values_have_other_places(one: dict[str, Any], other: dict[str, Any]) -> None:
+    places = [locate("runs", Settings(**values)).path for values in (one, other)]
+    assert places[0] != places[1]
+    assert all(re.fullmatch(r"[\w.=,+-]+", place.parts[-2], re.ASCII) for place in places)
+
+
+def test_exponents_have_no_plus_and_small_ones_stay_as_they_were() -> None:
+    labels = [label(Settings(overrides={"efm_weight": value})) for value in (1e6, 1e-6, 1e5)]
+    assert labels == ["efc+efm_weight=1e06", "efc+efm_weight=1e-06", "efc+efm_weight=100000"]
 
 
 def test_settings_run_again(run: RunFolder) -> None:

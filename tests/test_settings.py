@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -36,6 +37,17 @@ from efcil.settings import (
 from efcil.settings.resolution import differences
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def planned(arguments: str) -> list[Settings]:
+    """The runs of a command line, EFC's unless it says something else."""
+    from efcil.cli import build_parser
+    from efcil.commands.run import plan
+
+    words = arguments.split()
+    if "--method" not in words and "--config" not in words:
+        words += ["--method", "efc"]
+    return plan(build_parser()[0].parse_args(["run", *words]))
 
 
 @dataclass(frozen=True)
@@ -200,6 +212,34 @@ class TestFiles:
         with pytest.raises(SettingsError, match=r"mine\.yaml") as error:
             read_config(path)
         assert says in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("efm_weight: 5", r"'efm_weight' is a setting of efc, .* overrides: \{efm_weight: \.\.\.\}"),
+            ("learning_rate: 0.01", r"overrides: \{first_task\.learning_rate: \.\.\.\} or \{later\.learning_rate"),
+            ("later: {epochs: 3}", "'later' belongs under 'overrides'"),
+            ("later.epochs: 3", r"overrides: \{later\.epochs: \.\.\.\}"),
+        ],
+    )
+    def test_what_belongs_under_overrides_is_told_so(self, tmp_path: Path, text: str, says: str) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        with pytest.raises(SettingsError, match=says):
+            read_config(path)
+
+    def test_overrides_may_be_nested_by_stage(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text("overrides: {efm_weight: 5, later: {learning_rate: 0.01, milestones: [3, 4]}}")
+        flat = {"efm_weight": 5, "later.learning_rate": 0.01, "later.milestones": (3, 4)}
+        assert read_config(path)["overrides"] == flat
+        assert load_config(path) == [Settings(overrides=flat)]
+        assert Settings(overrides={"later": {"epochs": 3}}) == Settings(overrides={"later.epochs": 3})
+        for wrong in ("overrides: {x: {y: 1}}", "overrides: {later: {later: {epochs: 3}}}"):
+            path.write_text(wrong)
+            (run,) = load_config(path)
+            with pytest.raises(SettingsError):
+                validate(run)
 
     def test_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=r"nowhere\.yaml"):
@@ -387,6 +427,70 @@ class TestValidate:
             assert sorted(class_order(name, 10, 0)) == list(range(10))
 
 
+class TestIdle:
+    """Overrides that change nothing are refused where somebody types them."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ("--set later.milestones=3,6", "later.schedule=steps"),
+            ("--set later.decay=0.5", "schedule is constant"),
+            ("--method finetune --set later.milestones=3,60", "30 epochs, and none after epoch 60"),
+            ("--method finetune --epochs 10 --set first_task.milestones=10", "10 epochs, and none after epoch 10"),
+            ("--epochs 1 --set first_task.decay=0.5", "no milestones"),
+            ("--set later.momentum=0.9", "later.optimiser=sgd"),
+            ("--set later.rotations=true", "first_task.rotations"),
+            ("--set first_task.backbone_learning_rate=0.1", "first_task.learning_rate"),
+            ("--method fetril fecam --set later.epochs=3", "the first task alone"),
+            ("--method joint --set later.learning_rate=0.1", "Change first_task.learning_rate"),
+        ],
+    )
+    def test_refused(self, arguments: str, says: str) -> None:
+        with pytest.raises(SettingsError, match=f"would change nothing: .*{re.escape(says)}.*, or leave it out"):
+            planned(arguments)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            "--set later.schedule=steps later.milestones=3,6 later.decay=0.5",
+            "--method finetune --set later.milestones=3,29",
+            "--set later.optimiser=sgd later.momentum=0.9",
+            "--method fetril --set first_task.epochs=3",
+            "--method efc fetril --set later.epochs=3",  # of use to one of the two
+            "--method efc finetune --set later.milestones=3,6",
+            "--set later.schedule=constant later.milestones= later.decay=0.1",  # as it would be anyway
+            "--method fecam --epochs 3 --batch-size 8",
+        ],
+    )
+    def test_accepted(self, arguments: str) -> None:
+        assert planned(arguments)
+
+    def test_files_are_held_to_it_and_records_of_runs_are_not(self, tmp_path: Path) -> None:
+        path = tmp_path / "settings.yaml"
+        settings = Settings(method="fetril", overrides={"later.learning_rate": 0.1})
+        path.write_text(to_yaml(settings))
+        with pytest.raises(SettingsError, match=r"later\.learning_rate"):
+            planned(f"--config {path}")
+        path.write_text(to_yaml(settings, resolved=identity(settings)))
+        assert planned(f"--config {path}") == [settings]
+        with pytest.raises(SettingsError, match=r"later\.epochs"):
+            planned(f"--config {path} --set later.epochs=2")
+
+    def test_models_are_held_to_what_is_new(self) -> None:
+        from efcil.model import Model
+
+        plain = Settings(dataset="digits", method="fetril", network="slim", device="cpu")
+        idle = replace(plain, overrides={"later.learning_rate": 0.1})
+        with pytest.raises(SettingsError, match="first task alone"):
+            Model.create(idle, 8)
+        model = Model.create(plain, 8)
+        with pytest.raises(SettingsError, match="first task alone"):
+            model.change(idle)
+        model.card = replace(model.card, settings=replace(model.card.settings, overrides=idle.overrides))
+        model.change(replace(idle, precision="fp32"))
+        assert model.card.settings.overrides == idle.overrides
+
+
 class TestPresets:
     def test_every_preset_loads_and_names_what_exists(self) -> None:
         from efcil.data.augment import AUGMENTATIONS
@@ -450,6 +554,19 @@ class TestPresets:
 def test_documentation_is_current() -> None:
     stored = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert stored == documentation(), "run: python -m efcil.settings.documentation docs/settings.md"
+
+
+def test_documented_examples_do_something(tmp_path: Path) -> None:
+    text = documentation()
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(example)
+    runs = planned(f"--config {tmp_path / 'mine.yaml'}")
+    assert len(runs) == 6
+    assert [len(run.overrides) for run in runs] == [2, 1] * 3
+    typed = re.findall(r"--set ([\w.]+=[^`\s]+)", text)
+    assert len(typed) == 3
+    for override in typed:
+        assert resolve(planned(f"--set {override}")[0]) != resolve(Settings())
 
 
 def test_every_setting_is_documented() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from efcil.experiment import run_grid
 from efcil.methods import available
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import make_backbone
+from efcil.report import render, table
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings, identity, label, validate
 
@@ -40,12 +42,27 @@ def test_a_run_is_evaluated_as_asked_and_trained_the_same(tmp_path: Path) -> Non
     for name in ("heads", "mahalanobis"):
         assert beside[name]["A_step"] == pytest.approx(results[name]["A_step"])
         assert beside[name]["A_inc"] == pytest.approx(results[name]["A_inc"])
+    shown = table([folders["all"]])
+    assert list(shown.rows[0].classifiers) == ["own", *beside]
+    for name, values in beside.items():
+        assert re.search(rf"^{name} +{values['A_step']:.2f} ± - +{values['A_inc']:.2f} ± -$", render(shown), re.M)
 
 
 def test_the_label_and_the_identity_say_which_classifier_it_was() -> None:
     assert label(Settings(method="efc")) == "efc"
     assert label(Settings(method="efc", classifier="bayes")) == "efc+classifier=bayes"
     assert identity(Settings(classifier="bayes")) != identity(Settings())
+    # Not the plain run: a plain one that has finished lacks the numbers that are asked for.
+    assert label(Settings(method="efc", classifier="all")) == "efc+classifier=all"
+
+
+def test_classifiers_beside_the_method_are_as_incomplete_as_its_own(tmp_path: Path) -> None:
+    """Where joint training comes after the last task alone, there is no accuracy to average over tasks."""
+    settings = Settings(**SHORT | {"method": "joint", "epochs": 1}, classifier="all", overrides={"when": "last"})
+    run_grid([validate(settings)], tmp_path, quiet=True)
+    summary = locate(tmp_path, settings).read_summary()
+    assert summary["A_inc"] is None
+    assert summary["classifiers"]["heads"] == {"A_step": pytest.approx(summary["A_step"]), "A_inc": None}
 
 
 def test_an_impossible_classifier_is_refused_before_training() -> None:

@@ -58,6 +58,31 @@ def test_a_log_is_continued(tmp_path: Path) -> None:
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 6
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full to stand for a full disk")
+def test_a_log_that_cannot_be_written_is_told_once_and_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    tell(Progress(3, Path("/dev/full"), stream=stream), epochs=3)
+    assert len(stream.getvalue().splitlines()) == 5
+    assert capsys.readouterr().err == "/dev/full cannot be written (No space left on device).\n"
+
+
+def _fail_after_a_line(progress: Progress) -> None:
+    progress.log("a line")
+    raise ZeroDivisionError
+
+
+def test_the_error_of_a_run_is_not_hidden_by_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), Progress(3, tmp_path, quiet=True) as progress:  # a folder is no file
+        _fail_after_a_line(progress)
+    assert capsys.readouterr().err == f"{tmp_path} cannot be written (Is a directory).\n"
+
+
+def test_a_log_holds_whatever_names_there_are(tmp_path: Path) -> None:
+    with Progress(3, tmp_path / "log.txt", quiet=True) as progress:
+        progress.log("odd \udcff name")
+    assert (tmp_path / "log.txt").read_text() == "odd \\udcff name\n"
+
+
 def test_bars_on_a_terminal(tmp_path: Path) -> None:
     stream = Terminal()
     tell(Progress(3, tmp_path / "log.txt", stream=stream), epochs=4)

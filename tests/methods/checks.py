@@ -82,8 +82,13 @@ class Stream:
     def start(self, name: str, **settings: Any) -> Method:
         """The method after the first task."""
         method = self.make(name, **settings)
-        method.end_task(self.tasks[0], self.data[0])
+        self.end(method, 0)
         return method
+
+    def end(self, method: Method, index: int) -> None:
+        """End task `index` as the engine does."""
+        with torch.no_grad():
+            method.end_task(self.tasks[index], self.data[index])
 
     def train(
         self, method: Method, index: int, recipe: Recipe = LATER, execution: Execution = PLAIN
@@ -101,7 +106,7 @@ class Stream:
         """Go through the tasks after the first, up to and including `last`."""
         for index in range(1, last + 1):
             self.train(method, index, recipe)
-            method.end_task(self.tasks[index], self.data[index])
+            self.end(method, index)
         return method
 
     def batch(self, method: Method, index: int, step: int = 0) -> Batch:
@@ -211,7 +216,8 @@ def run(stream: Stream, method: Method, first: int, recipe: Recipe = SHORT) -> t
             before = normalisation_state(method)
             Trainer(method, data, task, recipe, PLAIN).run(on_epoch=lambda report, to=terms: to.append(report.terms))
         method.eval()
-        method.end_task(task, data)
+        with torch.no_grad():
+            method.end_task(task, data)
         watch = weakref.ref(data)
         del data
         if watch() is not None:  # perhaps only a cycle that has not been collected yet
@@ -268,7 +274,8 @@ def resumed(stream: Stream, method: Method, twin: Method, index: int, steps: int
     restore_training(trainer, keeper.tensors)
     trainer.run(keeper.position)
     twin.eval()
-    twin.end_task(task, data)
+    with torch.no_grad():
+        twin.end_task(task, data)
     return twin
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from checks import FIRST, LATER, Stream, make_stream
 
-from efcil.methods import available
+from efcil.methods import bundled
 
 #: A_step in percent after the second and the third task, and the settings that differ from the defaults. PASS and IL2A
 #: have the temperature of their authors' code: with that of the EFC paper they need more steps than a test can take.
@@ -46,7 +46,7 @@ def test_first_task_is_learned(fixed: Stream) -> None:
     assert fixed.accuracy(fixed.start("finetune"), 0) > 0.95
 
 
-@pytest.mark.parametrize("name", [name for name, cls in available().items() if cls.exemplar_free])
+@pytest.mark.parametrize("name", [name for name, cls in bundled().items() if cls.exemplar_free])
 def test_accuracy_is_what_it_was(fixed: Stream, name: str) -> None:
     assert name in FROZEN, f"Method {name} has no frozen accuracy; run it on this stream and add what it reaches."
     *expected, settings = FROZEN[name]
@@ -54,6 +54,6 @@ def test_accuracy_is_what_it_was(fixed: Stream, name: str) -> None:
     reached = []
     for index in (1, 2):
         fixed.train(method, index, LATER)
-        method.end_task(fixed.tasks[index], fixed.data[index])
+        fixed.end(method, index)
         reached.append(100 * fixed.accuracy(method, index))
     torch.testing.assert_close(reached, expected, rtol=0, atol=TOLERANCE)

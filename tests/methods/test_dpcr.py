@@ -48,7 +48,7 @@ def test_moments_are_carried_by_the_map_and_kept_in_the_classes_span() -> None:
         pull = 0.01 * len(before) * torch.eye(size).double()
         # Rows times this matrix; as the identity is what the penalty pulls towards, it is also on the right.
         matrix = torch.linalg.solve(before.T @ before + pull, before.T @ after + pull)
-        method.end_task(stream.tasks[1], stream.data[1])
+        stream.end(method, 1)
         for label in range(4):
             own = matrix @ span(moments[label], 1e-2) if projection else matrix
             torch.testing.assert_close(method.means[label].double(), means[label] @ own, rtol=0, atol=1e-2)

@@ -67,7 +67,7 @@ def test_without_drift_there_is_no_penalty_and_no_mean_moves() -> None:
     before = method.means.clone()
     terms = stream.train(method, 1, replace(SHORT, learning_rate=0.0))
     assert terms[-1]["drift"] == pytest.approx(0.0, abs=1e-9)
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
     assert torch.equal(method.means[:4], before)
 
 

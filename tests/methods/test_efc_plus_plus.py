@@ -38,12 +38,12 @@ def test_old_heads_change_by_rebalancing_only_and_the_backbone_not_at_all() -> N
     stream = short_stream()
     method = stream.make("efc++", rebalance_epochs=3)
     before = head_states(method)
-    method.end_task(stream.tasks[0], stream.data[0])
+    stream.end(method, 0)
     assert torch.equal(method.network.heads[0], before[0]), "There is nothing to balance after the first task."
     stream.train(method, 1, SHORT)
     assert torch.equal(method.network.heads[0], before[0]), "Weight decay must not reach the old heads."
     after_training, backbone = head_states(method), clone(method.network.backbone.state_dict())
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
     assert all(not torch.equal(a, b) for a, b in zip(head_states(method), after_training, strict=True))
     assert_equal(clone(method.network.backbone.state_dict()), backbone)
 
@@ -74,7 +74,7 @@ def test_rebalancing_is_balanced_and_in_its_place(fresh: bool, monkeypatch: pyte
     heads = torch.cat(head_states(method))
     recorder = Recorder(method)
     monkeypatch.setattr(efc_plus_plus, "softmax_epoch", recorder)
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
 
     assert len(recorder.epochs) == 40
     images = [21 + label for label in range(5)]
@@ -103,7 +103,7 @@ def test_rebalancing_that_diverges_is_told() -> None:
     stream.train(method, 1, SHORT)
     before = head_states(method)
     with pytest.raises(TrainingError, match="rebalance_learning_rate"):
-        method.end_task(stream.tasks[1], stream.data[1])
+        stream.end(method, 1)
     assert all(torch.equal(a, b) for a, b in zip(head_states(method), before, strict=True))
 
 

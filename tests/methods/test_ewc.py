@@ -37,7 +37,7 @@ def test_fisher_matrix(kind: str, learning: bool) -> None:
     expected = naive_fisher(method, 0, kind, learning)
     before = normalisation_state(method)
     weights = clone(dict(method.network.named_parameters()))
-    method.end_task(stream.tasks[0], stream.data[0])
+    stream.end(method, 0)
     # Half of it: the matrix before the first task is zero.
     torch.testing.assert_close(method.fisher, 0.5 * expected, rtol=1e-4, atol=1e-12)
     moved = any(not torch.equal(before[key], value) for key, value in normalisation_state(method).items())
@@ -51,7 +51,7 @@ def test_every_image_may_count_by_itself() -> None:
     stream = short_stream()
     method = stream.make("ewc", fisher_batch_size=1, fisher_trains_statistics=False)
     expected = naive_fisher(method, 0, "predicted", False, size=1)
-    method.end_task(stream.tasks[0], stream.data[0])
+    stream.end(method, 0)
     torch.testing.assert_close(method.fisher, 0.5 * expected, rtol=1e-4, atol=1e-12)
     assert float(expected.sum()) > 2 * float(naive_fisher(method, 0, "predicted", False).sum())
 
@@ -62,7 +62,7 @@ def test_fisher_matrices_are_blended() -> None:
     first = method.fisher.clone()
     stream.train(method, 1, SHORT)
     second = naive_fisher(method, 1, "predicted", False)
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
     torch.testing.assert_close(method.fisher, 0.75 * first + 0.25 * second, rtol=1e-3, atol=1e-9)
 
 

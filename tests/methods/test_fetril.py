@@ -71,7 +71,7 @@ def test_nothing_of_the_backbone_changes() -> None:
     method = stream.start("fetril")
     before = clone(method.network.backbone.state_dict())
     assert stream.train(method, 1) == []
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
     assert_equal(clone(method.network.backbone.state_dict()), before)
 
 
@@ -85,7 +85,7 @@ def test_the_softmax_layer_learns_real_and_pseudo_features() -> None:
     imitated, old_labels = method.imitate(features, labels, new, 4)
     rows, targets = torch.cat([imitated, features]), torch.cat([old_labels, labels])
     before = functional.cross_entropy(rows @ method.network.head_weight().T, targets)
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
     assert len(method.intercepts) == 5
     after = functional.cross_entropy(rows @ method.network.head_weight().T + method.intercepts, targets)
     assert float(after) < 0.8 * float(before)

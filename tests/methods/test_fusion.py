@@ -21,7 +21,7 @@ def test_old_means_move_to_the_mix_of_both_predictions(share: float) -> None:
     with torch.no_grad():
         before = torch.cat([method.teacher.features(x) for x, _ in pieces])
         after = torch.cat([method.network.features(x) for x, _ in pieces])
-    method.end_task(stream.tasks[2], stream.data[2])
+    stream.end(method, 2)
     old, new = (torch.stack([side[labels == c].mean(dim=0) for c in (5, 6, 7)]) for side in (before, after))
     features = transport.ridge_map(before, after, 0.1).points(means)
     relation = transport.relational_update(means, old, new, 0.2)
@@ -43,5 +43,5 @@ def test_without_drift_old_means_stay_and_training_is_that_of_pass() -> None:
         methods[0].network.named_buffers(), methods[0].teacher.named_buffers(), strict=True
     ):
         buffer.copy_(other)  # the loss above let BatchNorm see a batch
-    methods[0].end_task(stream.tasks[1], stream.data[1])
+    stream.end(methods[0], 1)
     torch.testing.assert_close(methods[0].means[:4], before, rtol=0, atol=1e-4)

@@ -80,7 +80,7 @@ def test_covariances_stay_with_their_classes_and_mixed_rows_go() -> None:
     assert len(method.pairs) == 0, "A single class has no mixtures."
     stream.train(method, 2, SHORT)
     assert [rows.shape[0] for rows in method.pairs] == [3]
-    method.end_task(stream.tasks[2], stream.data[2])
+    stream.end(method, 2)
     assert len(method.pairs) == 0
     assert torch.equal(method.covariances[:4], first)
     pieces = [(method.network.features(x).detach(), y) for x, y in stream.data[2].augmented("prototypes")]

@@ -19,7 +19,7 @@ def drifted(scale: float, **settings: object):  # type: ignore[no-untyped-def]
             norm.weight.mul_(scale)
             norm.bias.mul_(scale)
     method.eval()
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
     return method, before
 
 

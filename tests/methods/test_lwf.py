@@ -33,7 +33,7 @@ def test_old_heads_and_teacher_stay_and_the_teacher_goes_with_its_task() -> None
     stream.train(method, 1, SHORT)
     assert_equal(clone(method.teacher.state_dict()), before)
     assert torch.equal(method.network.heads[0], before["heads.0"])
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
     assert method.teacher is None
     assert method.stored() == {}
 

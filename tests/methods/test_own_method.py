@@ -8,12 +8,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
 
-from efcil import methods
+from efcil import IncrementalClassifier, methods
+from efcil.cli import main
 from efcil.errors import SettingsError
+from efcil.settings import documentation
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-own-method.md"
 NAMED = """
@@ -22,6 +28,25 @@ class Mine(Method):
     name = "{name}"
     summary = "a method"
 """
+ATTRACTED = """
+import torch
+from efcil.core.losses import cross_entropy
+from efcil.methods.base import Method
+class Attracted(Method):
+    name = "attracted"
+    summary = "images pulled towards the centre of all earlier ones, kept the natural way"
+    def __init__(self, network, settings=None):
+        super().__init__(network, settings)
+        self.register_buffer("centres", torch.zeros(0, network.feature_size))
+    def loss(self, batch):
+        features = self.network.features(batch.images)
+        away = (features[:, None] - self.centres).square().mean()
+        return {"current": cross_entropy(self.network.logits(features), batch.labels), "away": away}
+    def end_task(self, task, data):
+        features = torch.cat([self.network.features(images) for images, _ in data.plain()])
+        self.centres = torch.cat([self.centres, features.mean(dim=0, keepdim=True)])
+"""
+SHORT = ("--tasks", "3", "--epochs", "1", "--device", "cpu", "--quiet")
 
 
 def found() -> dict[str, type[methods.Method]]:
@@ -34,17 +59,75 @@ def write(file: Path, name: str) -> Path:
     return file
 
 
+def learned(method: str, *tasks: set[int]) -> IncrementalClassifier:
+    """A model that has learned these digits, one task after the other."""
+    classifier = IncrementalClassifier(method=method, preset="digits", epochs=1, device="cpu")
+    images, labels = load_digits(return_X_y=True)
+    for task in tasks:
+        chosen = np.isin(labels, list(task))
+        classifier.partial_fit(images[chosen].reshape(-1, 8, 8).astype(np.uint8), labels[chosen])
+    return classifier
+
+
+def example() -> str:
+    found = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return what makes a text a method of one's own until the test ends."""
+
+    def write_and_forget(text: str) -> None:
+        (tmp_path / "own.py").write_text(text)
+        monkeypatch.setenv(methods.VARIABLE, str(tmp_path / "own.py"))
+        methods.available.cache_clear()
+
+    yield write_and_forget
+    methods.available.cache_clear()
+
+
 def test_the_documented_example_runs(tmp_path: Path) -> None:
-    example = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert example is not None
-    (tmp_path / "anchor.py").write_text(example.group(1))
+    (tmp_path / "anchor.py").write_text(example())
     surroundings = {**os.environ, methods.VARIABLE: str(tmp_path / "anchor.py")}
-    arguments = ["run", "--method", "anchor", "--set", "weight=3", "--tasks", "2", "--epochs", "1", "--quiet"]
+    arguments = ["run", "--method", "anchor", "--set", "weight=3", "--classifier", "nearest-mean", *SHORT]
     command = [sys.executable, "-m", "efcil", *arguments, "--output", str(tmp_path / "runs")]
     subprocess.run(command, env=surroundings, check=True, capture_output=True)
     summary = next((tmp_path / "runs").rglob("summary.json"))
     assert json.loads(summary.read_text())["method"] == "anchor"
     assert '"pull"' in (summary.parent / "metrics.jsonl").read_text()
+    tensors = load_file(next(summary.parent.rglob("*.safetensors")))
+    assert len(tensors["means"]) == 10
+    assert all(bool((row != 0).any()) for row in tensors["means"])
+
+
+def test_what_the_documented_example_stores_is_shown_in_its_words(
+    install: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(example())
+    learned("anchor", {0, 1}).save(tmp_path / "model")
+    assert main(["inspect", str(tmp_path / "model")]) == 0
+    text = capsys.readouterr().out
+    assert methods.get("anchor").purposes["means"] in text
+    assert "a single image is that image's feature vector" in " ".join(text.split()), "what we know of means stays said"
+
+
+def test_what_end_task_keeps_has_no_gradient(install: Callable[[str], None], tmp_path: Path) -> None:
+    """Otherwise the next task's loss would go back through the statistics of the last one, whose graph is gone."""
+    install(ATTRACTED)
+    assert main(["run", "--method", "attracted", *SHORT, "--output", str(tmp_path / "runs")]) == 0
+    kept = learned("attracted", {0, 1}, {2}).model_.ready.get_buffer("centres")
+    assert len(kept) == 2
+    assert not kept.requires_grad
+
+
+def test_documentation_is_about_the_methods_of_the_package(install: Callable[[str], None]) -> None:
+    before = documentation()
+    install(example())
+    assert "anchor" in methods.available()
+    assert "anchor" not in methods.bundled()
+    assert documentation() == before
 
 
 def test_files_and_folders_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_sizes_of_the_noise() -> None:
     variances = [first.square().mean(dim=1)]
     for index in (1, 2):
         stream.train(method, index, SHORT)
-        method.end_task(stream.tasks[index], stream.data[index])
+        stream.end(method, index)
         variances.append(deviations(method, index).square().mean(dim=1))
         assert float(method.radius) == pytest.approx(float(torch.cat(variances).mean().sqrt()), rel=1e-4)
 

@@ -23,7 +23,7 @@ def around_the_second_task(name: str, **settings: object) -> tuple[Method, Tenso
         before = torch.cat([method.teacher.features(images) for images in pieces])
         after = torch.cat([method.network.features(images) for images in pieces])
     assert float((after - before).abs().max()) > 1e-3
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
     return method, means, covariances, before, after
 
 

@@ -39,7 +39,7 @@ def test_means_move_as_a_loop_says(normalise: bool) -> None:
     method = stream.start("sdc", normalise=normalise, sigma=sigma, train_normalisation=True)
     before, old = method.means.clone(), method.network.frozen_copy()
     stream.train(method, 1, replace(SHORT, learning_rate=5e-3))
-    method.end_task(stream.tasks[1], stream.data[1])
+    stream.end(method, 1)
     moved = torch.zeros_like(before)
     total = torch.zeros(len(before))
     for images, _ in stream.data[1].augmented("drift"):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
 from efcil.data.augment import Normalisation
 from efcil.engine import checkpoint
+from efcil.methods.finetune import FineTune
 from efcil.model import Model, matching, purposes
 from efcil.model.audit import audit
 from efcil.model.membership import interval, membership, roc_auc
@@ -92,7 +93,9 @@ def test_a_stored_image_is_caught(held_out: bool, honest: Path, photos: Path, tm
     assert (best["tensor"], best["row"], best["image"], best["found"]) == ("memory", 1, 3, True)
     assert best["correlation"] > 0.999
     assert main(["audit", str(model), "--data", str(data)]) == 1
-    assert "NOT ACCOUNTED FOR: memory" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "UNEXPLAINED: memory" in text
+    assert text.endswith("FAILED: the model stores what must be taken for an image.\n")
 
 
 def test_an_image_under_a_known_name_is_caught(honest: Path, photos: Path, tmp_path: Path) -> None:
@@ -205,19 +208,65 @@ def test_scrambled_images_are_smooth_and_unrelated() -> None:
 
 @pytest.mark.parametrize("method", [name for name, cls in methods.available().items() if cls.exemplar_free])
 def test_every_tensor_of_every_method_has_a_purpose(method: str) -> None:
-    """A method that stores something new has to say what it is: add a line to model/purposes.py."""
+    """A method that stores something new has to say what it is: in model/purposes.py, or itself (`purposes`)."""
     from efcil.network.incremental import IncrementalNetwork
     from efcil.network.resnet import make_backbone
 
     network = IncrementalNetwork(make_backbone("slim", 0))
     network.grow_to([2, 1])
-    names = list(methods.get(method)(network).state_dict())
-    assert purposes.unaccounted(names) == []
-    assert purposes.unaccounted([*names, "exemplars", "network.backbone.memory", "means.old"]) == [
+    cls = methods.get(method)
+    names, known = list(cls(network).state_dict()), purposes.including(cls.purposes)
+    assert purposes.unaccounted(names, known) == []
+    assert purposes.unaccounted([*names, "exemplars", "network.backbone.memory", "means.old"], known) == [
         "exemplars",
         "means.old",
         "network.backbone.memory",
     ]
+
+
+class Own(FineTune):
+    """A method of somebody's own, with a buffer and a layer that only it knows."""
+
+    name = "own"
+
+    def __init__(self, network: Any, settings: Any = None) -> None:
+        super().__init__(network, settings)
+        self.register_buffer("centres", torch.zeros(2, 3))
+        self.adapter = torch.nn.Linear(3, 3)
+
+
+class Declared(Own):
+    """The same, and says what it stores."""
+
+    name = "declared"
+    purposes: ClassVar[dict[str, str]] = {
+        "centres": "where classes lie",
+        "adapter.*": "turns old features into new ones",
+    }
+
+
+def test_a_method_explains_what_it_stores(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {**methods.available(), "own": Own, "declared": Declared}
+    monkeypatch.setattr(methods, "available", lambda: known)
+    for name in ("own", "declared"):
+        IncrementalClassifier(name, **QUICK).fit(photos / "train").save(tmp_path / name)
+
+    assert main(["audit", str(tmp_path / "own"), "--data", str(photos)]) == 1
+    text = capsys.readouterr().out
+    assert "UNEXPLAINED: centres" in text
+    assert "nobody has said what adapter.bias, adapter.weight, centres is for" in text
+    assert "no image was found" in text
+
+    assert main(["audit", str(tmp_path / "declared"), "--data", str(photos)]) == 0
+    assert "where classes lie" in capsys.readouterr().out
+    model = plant(tmp_path / "declared", tmp_path / "more", lambda t: t.update(memory=torch.zeros(2)))
+    assert audit(model, photos).unaccounted == ["memory"]
+    assert main(["inspect", str(tmp_path / "declared")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "turns old features into new ones" in text
+    assert "centres: Not examined" in text
 
 
 # -- membership ------------------------------------------------------------------------------------------------------

@@ -170,6 +170,109 @@ def test_csv_can_be_read_back(runs: Path) -> None:
     assert rows[2]["forgetting_mean"] == ""
 
 
+def execution(precision: str, path: str, deterministic: bool = False) -> dict[str, Any]:
+    return {"device": "cpu", "precision": precision, "path": path, "deterministic": deterministic}
+
+
+def notes(root: Path, changes: list[dict[str, Any]]) -> tuple[str, ...]:
+    runs = [write_run(root, "cifar100", "cs10", "efc", seed, **each) for seed, each in enumerate(changes)]
+    return table(runs).rows[0].notes
+
+
+class TestNotes:
+    def test_seeds_that_are_alike_or_do_not_know_have_none(self, tmp_path: Path) -> None:
+        known = {"method_source": "a" * 64, "execution": execution("fp32", "plain")}
+        other_device = {"execution": execution("fp32", "plain") | {"device": "cuda"}}
+        older = [{}, {"execution": {"device": "cuda"}}, {"execution": "gpu", "method_source": None}]
+        assert notes(tmp_path, [known, known, other_device, *older]) == ()
+
+    def test_seeds_made_with_other_code(self, tmp_path: Path) -> None:
+        sources = [{"method_source": letter * 64} for letter in "aba"]
+        (note,) = notes(tmp_path, [*sources, {}])
+        assert note == "seeds of different versions of the method: aaaaaaaa (seed 0 2), bbbbbbbb (seed 1)"
+
+    def test_seeds_computed_in_another_way(self, tmp_path: Path) -> None:
+        ways = [("bf16", "fused"), ("fp32", "plain"), ("fp32", "plain", True)]
+        (note,) = notes(tmp_path, [{"execution": execution(*way)} for way in ways])
+        assert note == (
+            "seeds of different ways of computing: bf16 fused (seed 0), fp32 plain (seed 1), "
+            "fp32 plain deterministic (seed 2)"
+        )
+
+    def test_means_of_fewer_seeds_than_there_are(self, tmp_path: Path) -> None:
+        beside = {"heads": {"A_step": 1.0, "A_inc": None}}
+        changes = [{"A_step": None, "classifiers": beside}, {"A_inc": None, "classifiers": beside}, {"A_inc": None}]
+        found = notes(tmp_path, changes)
+        assert found == (
+            "not measured for all seeds: A_step, A_step of heads (2 of 3)",
+            "not measured for all seeds: A_inc (1 of 3)",
+        )
+
+    def test_every_format_shows_them(self, tmp_path: Path) -> None:
+        write_run(tmp_path, "cifar100", "cs10", "a<i>", 0, A_step=None)
+        write_run(tmp_path, "cifar100", "cs10", "a<i>", 1)
+        result = table(find_runs([tmp_path]))
+        note = "not measured for all seeds: A_step (1 of 2)"
+        assert f"\n\na<i>: {note}\n" in render(result, "text")
+        assert max(map(len, render(result, "text", width=40).splitlines()[-2:])) <= 40
+        assert f"\nNotes:\n\n- a&lt;i>: {note}\n" in render(result, "markdown")
+        assert f"\n% a<i>: {note}\n" in render(result, "latex")
+        (row,) = csv.DictReader(io.StringIO(render(result, "csv")))
+        assert (row["notes"], row["problem"]) == (note, "")
+        assert (row["n"], row["A_step_n"], row["A_inc_n"], row["A_step_mean"]) == ("2", "1", "2", "41.0000")
+
+
+class TestClassifiers:
+    @pytest.fixture
+    def result(self, tmp_path: Path) -> Table:
+        for seed in (0, 1):
+            beside = {"heads": {"A_step": 30.0 + seed, "A_inc": 50.0}, "bayes": {"A_step": 20.0, "A_inc": 45.0 + seed}}
+            write_run(tmp_path, "cifar100", "cs10", "efc+classifier=all", seed, classifiers=beside)
+        write_run(tmp_path, "cifar100", "ws5", "efc", 0)
+        return table(find_runs([tmp_path]))
+
+    def test_the_paper_stands_beside_the_methods_own_way(self, result: Table) -> None:
+        assert result.rows[0].paper["A_step"].mean == 43.62
+        assert paper_value("cifar100", "cs10", "efc+classifier=bayes", "A_step") is None
+
+    def test_text(self, result: Table) -> None:
+        blocks = render(result, "text").split("\n\n")
+        assert len(blocks) == 3
+        assert blocks[1].splitlines() == [
+            "cifar100 cs10 efc+classifier=all",
+            "classifier        A_step         A_inc",
+            "--------------------------------------",
+            "own         40.50 ± 0.71  55.50 ± 0.00",
+            "heads       30.50 ± 0.71  50.00 ± 0.00",
+            "bayes       20.00 ± 0.00  45.50 ± 0.71",
+        ]
+
+    def test_markdown_and_latex_have_a_second_table(self, result: Table) -> None:
+        tables = render(result, "markdown").split("\n\n")
+        assert len(tables) == 2
+        assert tables[1].splitlines()[0] == "| dataset | scenario | method | classifier | A_step | A_inc |"
+        row = "| cifar100 | cs10 | efc+classifier=all | bayes | 20.00 ± 0.00 | 45.50 ± 0.71 |"
+        assert row in tables[1].splitlines()
+        assert len({line.count("|") for line in tables[1].splitlines()}) == 1
+        latex = render(result, "latex")
+        assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 2
+        assert r"\begin{tabular}{llllrr}" in latex
+        assert r"cifar100 & cs10 & efc+classifier=all & bayes & 20.00 $\pm$ 0.00 & 45.50 $\pm$ 0.71 \\" in latex
+
+    def test_csv_has_columns_of_them(self, result: Table) -> None:
+        with_them, without = csv.DictReader(io.StringIO(render(result, "csv")))
+        assert (with_them["bayes_A_inc_mean"], with_them["bayes_A_inc_n"]) == ("45.5000", "2")
+        assert with_them["heads_A_step_std"] == "0.7071"
+        assert (without["bayes_A_inc_mean"], without["bayes_A_inc_n"]) == ("", "0")
+
+    @pytest.mark.parametrize("format", FORMATS)
+    def test_columns_that_were_not_chosen_are_not_shown(self, result: Table, format: str) -> None:
+        assert "bayes" not in render(result, format, metrics=["task_mean"])
+        chosen = render(result, format, metrics=["A_inc"])
+        assert "bayes" in chosen
+        assert "A_step" not in chosen.replace(r"\_", "_")
+
+
 def test_metrics_choose_columns(runs: Path) -> None:
     rows = table(find_runs([runs]))
     text = render(rows, "text", metrics=["task_mean"])

@@ -13,9 +13,9 @@ FORMATS = ("text", "json")
 SHOWN_MATCHES = 5
 
 DESCRIPTION = """\
-Check a model against the images it was trained on: that every tensor it stores is accounted for, that none of them is
-an image, a resized image or a patch, and how well its numbers tell training images from others. The exit code is 1 if
-a tensor is unaccounted for or must be taken for an image.
+Check a model against the images it was trained on: that every tensor it stores is explained, that none of them is an
+image, a resized image or a patch, and how well its numbers tell training images from others. The exit code is 1 if a
+tensor is unexplained or must be taken for an image.
 """
 
 
@@ -60,7 +60,7 @@ def describe(found: Any) -> str:
     lines = ["1. What is stored"]
     for row in found.stored:
         lines.append(f"   {row.title:<26} {row.tensors:>4} tensors {row.numbers:>12,} numbers  {row.use}")
-    lines += [f"   NOT ACCOUNTED FOR: {name}" for name in found.unaccounted]
+    lines += [f"   UNEXPLAINED: {name}" for name in found.unaccounted]
     lines.append(f"2. Images among it: {found.images} training images compared with every row that could be one")
     for match in found.matches[:SHOWN_MATCHES]:
         verdict = f"IS IMAGE {match.image}" if match.found else "no image"
@@ -78,5 +78,5 @@ def describe(found: Any) -> str:
         )
     if found.no_membership is not None:
         lines.append(f"   not measured: {found.no_membership}")
-    lines.append("FAILED: the model stores what it should not." if found.failed else "Passed: no image is stored.")
+    lines.append(found.verdict)
     return "\n".join(lines)

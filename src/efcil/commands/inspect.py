@@ -37,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     folder = arguments.model.expanduser()
     card, tensors = format.read_raw(folder)
-    stored = inventory(tensors)
+    stored = inventory(card, tensors)
     unfinished = checkpoint.exists(folder / format.PARTIAL)
     if arguments.format == "json":
         by_name = {name: {"shape": list(t.shape), "type": str(t.dtype)} for name, t in sorted(tensors.items())}

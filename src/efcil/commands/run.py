@@ -13,6 +13,8 @@ from typing import Any
 from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, positive
 from efcil.errors import EfcilError, GridError, SettingsError
 from efcil.settings import Settings, expand, options, read_config, validate
+from efcil.settings.grid import is_record
+from efcil.settings.idle import refuse_idle
 
 DEFAULT_METHODS = ["efc", "finetune"]
 
@@ -70,6 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
             jobs_per_gpu=arguments.jobs_per_gpu,
             quiet=arguments.quiet,
             checkpoint_steps=arguments.checkpoint_steps,
+            debug=getattr(arguments, "debug", False),
         )
     except GridError as error:  # the runs that did finish are still to be seen
         failure, paths = error, error.paths
@@ -92,6 +95,9 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
     """Return the validated runs that a command line asks for."""
     values = read_config(arguments.config) if arguments.config is not None else {}
     given = {name: getattr(arguments, name) for name in options(Settings) if hasattr(arguments, name)}
+    typed = set(dict(given.get("overrides", ())))
+    if arguments.config is not None and not is_record(arguments.config):
+        typed |= set(values.get("overrides", {}))
     if "scenario" in given or "tasks" in given:
         # The command line describes the scenario, so what the file says of it no longer belongs to it.
         values = {
@@ -101,7 +107,9 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
     values = {"method": list(DEFAULT_METHODS), **values, **given}
     if values.get("data") is not None:
         values["data"] = _data_path(values)
-    return _validated(share_overrides(expand(values)))
+    runs = _validated(share_overrides(expand(values)))
+    refuse_idle(runs, typed)
+    return runs
 
 
 def share_overrides(grid: Sequence[Settings]) -> list[Settings]:

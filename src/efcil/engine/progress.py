@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -29,8 +30,8 @@ class Progress:
         self.tasks = tasks
         self.quiet = quiet
         self.stream = stream if stream is not None else sys.stdout
-        self._log_path = log
-        self._log: IO[str] | None = None
+        self._log = log
+        self._log_is_lost = False
         self._bars: Bars | None = None
         self._task_bar: TaskID | None = None
         self._epoch_bar: TaskID | None = None
@@ -40,8 +41,6 @@ class Progress:
         self._seconds: list[float] = []
 
     def __enter__(self) -> Progress:
-        if self._log_path is not None:
-            self._log = open(self._log_path, "a", encoding="utf-8")
         if not self.quiet and self.stream.isatty():
             columns = (
                 TextColumn("{task.description}"),
@@ -60,9 +59,6 @@ class Progress:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
     def say(self, text: str) -> None:
         """Print and log some lines."""
@@ -75,10 +71,20 @@ class Progress:
             print(text, file=self.stream, flush=True)
 
     def log(self, text: str) -> None:
-        """Log some lines without printing them."""
-        if self._log is not None:
-            self._log.write(text + "\n")
-            self._log.flush()
+        """Log some lines without printing them.
+
+        Never raises over what ended the run: that the log cannot be written is said, once, and nothing else follows.
+        """
+        if self._log is None:
+            return
+        try:
+            with open(self._log, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text + "\n")
+        except OSError as error:
+            if not self._log_is_lost:
+                self._log_is_lost = True
+                with suppress(OSError):
+                    print(f"{self._log} cannot be written ({error.strerror or error}).", file=sys.stderr, flush=True)
 
     def begin_task(self, task: int, epochs: int, done: int = 0, later_epochs: int = 0) -> None:
         """Announce task `task` (from 0), of whose `epochs` `done` are over; `later_epochs` follow in later tasks."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine.hardware import choose_device, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
-from efcil.errors import EfcilError, GridError
+from efcil.errors import EfcilError, GridError, TrainingError
 from efcil.experiment import first_tasks
 from efcil.experiment.run import run_one
+from efcil.experiment.summary import source_digest, told_if_finished
 from efcil.experiment.workers import Job, run_jobs
 from efcil.runfolder import locate
 from efcil.settings import Settings
@@ -50,11 +56,13 @@ def run_grid(
     jobs_per_gpu: int = 1,
     quiet: bool = False,
     checkpoint_steps: int | None = None,
+    debug: bool = False,
 ) -> list[Path]:
     """Train every run and return their folders, in order.
 
     Finished runs are skipped and unfinished ones resumed. A run that fails does not keep the others from running; at
-    the end its error is raised (a `GridError` where the grid has several runs). An interruption stops everything.
+    the end its error is raised (a `GridError` where the grid has several runs, whose tracebacks `debug` prints when
+    they fail). An interruption stops everything.
     """
     output = Path(output)
 
@@ -62,24 +70,27 @@ def run_grid(
         if not quiet:
             print(text, flush=True)
 
-    failures: dict[int, Exception] = {}
+    for each in settings:
+        source_digest(each.method)  # now: the files may be edited while earlier runs train
+    # Reasons, not errors: an error holds on to the frames it came through, and with them to a run's GPU memory.
+    failures: dict[int, str] = {}
     if jobs_per_gpu > 1 and _all_on_gpu(settings, say):
-        _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say)
+        _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
     else:
-        _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say)
+        _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug)
     paths = [locate(output, each).path for each in settings]
     if failures:
         if len(settings) == 1:
-            raise failures[0]
+            raise TrainingError(failures[0])
         raise GridError(_what_failed(failures, paths), paths)
     return paths
 
 
-def _what_failed(failures: dict[int, Exception], paths: Sequence[Path]) -> str:
+def _what_failed(failures: dict[int, str], paths: Sequence[Path]) -> str:
     """Return one text for all failures, each reason once."""
     by_reason: dict[str, list[str]] = {}
-    for number, error in sorted(failures.items()):
-        by_reason.setdefault(str(error), []).append(str(paths[number]))
+    for number, reason in sorted(failures.items()):
+        by_reason.setdefault(reason, []).append(str(paths[number]))
     if len(failures) == len(paths) and len(by_reason) == 1:
         return f"{next(iter(by_reason))} (None of the {len(paths)} runs was possible.)"
     reasons = " ".join(f"{', '.join(places)}: {reason}" for reason, places in by_reason.items())
@@ -91,8 +102,9 @@ def _run_in_turn(
     output: Path,
     quiet: bool,
     checkpoint_steps: int | None,
-    failures: dict[int, Exception],
+    failures: dict[int, str],
     say: Callable[[str], None],
+    debug: bool,
 ) -> None:
     shelf = DataShelf()
     stop = StopRequest()
@@ -115,9 +127,11 @@ def _run_in_turn(
                 fingerprint=data.fingerprint,
             )
         except Exception as error:
-            failures[number] = error
-            if len(settings) > 1:
-                say(f"{locate(output, each).path}: failed. {_reason(error)}")
+            if len(settings) == 1:
+                raise
+            failures[number] = _told(error, locate(output, each).path, say, debug)
+        if number in failures:
+            _free_memory()
 
 
 def _run_beside_each_other(
@@ -125,8 +139,9 @@ def _run_beside_each_other(
     output: Path,
     slots: int,
     checkpoint_steps: int | None,
-    failures: dict[int, Exception],
+    failures: dict[int, str],
     say: Callable[[str], None],
+    debug: bool,
 ) -> None:
     """Give every unfinished run a process of its own, `slots` at a time."""
     shelf = DataShelf()
@@ -137,9 +152,11 @@ def _run_beside_each_other(
                 # Loading here also decodes the images before several processes want to.
                 jobs.append(_job(number, each, output, shelf.get(each)))
         except Exception as error:
-            failures[number] = error
-            say(f"{locate(output, each).path}: failed. {_reason(error)}")
-    failures.update(run_jobs(jobs, output, slots, checkpoint_steps, say))
+            if len(settings) == 1:
+                raise
+            failures[number] = _told(error, locate(output, each).path, say, debug)
+    failed = run_jobs(jobs, output, slots, checkpoint_steps, say)
+    failures.update((number, _reason(error)) for number, error in failed.items())
 
 
 def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job:
@@ -154,11 +171,10 @@ def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job
 
 
 def _is_finished(settings: Settings, output: Path, say: Callable[[str], None]) -> bool:
-    folder = locate(output, settings)
-    if not folder.is_finished(settings):
-        return False
-    say(f"{folder.path}: finished before, skipped.")
-    return True
+    finished = told_if_finished(locate(output, settings), settings)
+    if finished is not None:
+        say(finished)
+    return finished is not None
 
 
 def _all_on_gpu(settings: Sequence[Settings], say: Callable[[str], None]) -> bool:
@@ -166,6 +182,22 @@ def _all_on_gpu(settings: Sequence[Settings], say: Callable[[str], None]) -> boo
         return True
     say("--jobs-per-gpu is for GPUs; on this device the runs take turns.")
     return False
+
+
+def _told(error: Exception, place: Path, say: Callable[[str], None], debug: bool) -> str:
+    """Tell of a run that failed while others follow; return the reason."""
+    if debug:
+        traceback.print_exception(error)
+    say(f"{place}: failed. {_reason(error)}")
+    return _reason(error)
+
+
+def _free_memory() -> None:
+    """Give back what a failed run held, before the next one needs it."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        with suppress(RuntimeError):  # a GPU in an error state: whoever needs it next tells of it
+            torch.cuda.empty_cache()
 
 
 def _reason(error: Exception) -> str:

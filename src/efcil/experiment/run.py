@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import math
 import os
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import efcil
 from efcil import methods
@@ -33,7 +34,7 @@ from efcil.errors import DataError, EfcilError
 from efcil.evaluation.metrics import step_accuracy
 from efcil.experiment import first_tasks, state
 from efcil.experiment.first_tasks import FirstTaskRecord, FirstTaskStore
-from efcil.experiment.summary import summarise_run
+from efcil.experiment.summary import summarise_run, told_if_finished
 from efcil.experiment.training import interrupted, train
 from efcil.files import locked, refuse_unwritable
 from efcil.methods.base import Method, Task
@@ -77,9 +78,9 @@ def run_one(
     `fingerprint` is that of the dataset where the caller knows it already.
     """
     folder = locate(output, settings)
-    if folder.is_finished(settings):
+    if (finished := told_if_finished(folder, settings)) is not None:
         if not quiet:
-            print(f"{folder.path}: finished before, skipped.")
+            print(finished)
         return folder.path
     run = Run(settings, output, dataset, fingerprint or first_tasks.fingerprint(dataset))
     run.checkpoint_steps = checkpoint_steps
@@ -113,11 +114,10 @@ def _attempt(run: Run, progress: Progress, stop: StopRequest) -> None:
             f"The run in {run.folder.path} was stopped by a file error ({error}). Its last checkpoint is untouched; "
             "put that right and give the same command again."
         )
-        with contextlib.suppress(OSError):
-            progress.log(f"Failed: {message}")
+        progress.log(f"Failed: {message}\n{traceback.format_exc().rstrip()}")
         raise CheckpointError(message) from error
     except Exception as error:
-        progress.log(f"Failed: {type(error).__name__}: {error}")
+        progress.log(f"Failed: {type(error).__name__}: {error}\n{traceback.format_exc().rstrip()}")
         raise
     finally:
         # Whatever ended the run: the task before is finished, and what is being written of it is to be whole.
@@ -229,7 +229,7 @@ class Run:
             task, data = self._later_task(index)
         assert self.method is not None
         self.method.eval()
-        with self.clock.phase("statistics"):
+        with self.clock.phase("statistics"), torch.no_grad():
             self.method.end_task(task, data)
         del data
         with self.clock.phase("evaluation"):
@@ -337,14 +337,15 @@ class Run:
             raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
         assert self.resolved.augmentation is not None
         return TaskImages(
-            self.dataset.train.images[chosen],
-            self.labels[chosen],
+            self.dataset.train.images,
+            self.labels,
             augmentation=make_augmentation(self.resolved.augmentation),
             normalisation=self.normalisation,
             device=self.execution.device,
             seed=task.seed,
             name=f"task{task.index}",
             dtype=self.execution.dtype,
+            rows=chosen,
         )
 
     # -- stopping ----------------------------------------------------------------------------------------------

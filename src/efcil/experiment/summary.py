@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import math
+import sys
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from efcil import methods
 from efcil.environment import environment
 from efcil.evaluation.metrics import summarise
 from efcil.methods.base import Method
-from efcil.settings import label
+from efcil.runfolder import RunFolder
+from efcil.settings import Settings, label
 
 if TYPE_CHECKING:
     from efcil.experiment.run import Run
+
+
+@cache
+def source_digest(method: str) -> str | None:
+    """Return the SHA-256 of the file that defines a method, None where there is no such file.
+
+    It is read once, so that an edit while runs are under way is not taken for what they were made with.
+    """
+    try:
+        return hashlib.sha256(_source(method).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _source(method: str) -> Path:
+    return Path(sys.modules[methods.get(method).__module__].__file__ or "")
+
+
+def told_if_finished(folder: RunFolder, settings: Settings) -> str | None:
+    """Return what to say of a run that has finished before, None where it has not.
+
+    That includes whether a method of the user's own has changed since; those of efcil change with its version.
+    """
+    if not folder.is_finished(settings):
+        return None
+    text = f"{folder.path}: finished before, skipped."
+    made_with, now = folder.read_summary().get("method_source"), source_digest(settings.method)
+    if settings.method in methods.bundled() or None in (made_with, now) or made_with == now:
+        return text
+    file = _source(settings.method)
+    return f"{text} It was made with another version of {file}; delete {folder.path} to train it again."
 
 
 def summarise_run(run: Run, method: Method) -> dict[str, Any]:
@@ -23,6 +61,7 @@ def summarise_run(run: Run, method: Method) -> dict[str, Any]:
     metrics = summarise(run.agnostic, scenario.task_sizes, run.aware)
     return {
         "method": settings.method,
+        "method_source": source_digest(settings.method),
         "label": label(settings),
         "dataset": run.dataset.name,
         "scenario": scenario.name,
@@ -55,12 +94,14 @@ def summarise_run(run: Run, method: Method) -> dict[str, Any]:
 
 def _classifiers(run: Run) -> dict[str, Any]:
     """Return the results of the classifiers that were measured beside the method's own, if any were."""
-    rows = [line["classifiers"] for line in run.folder.read_metrics() if "classifiers" in line]
-    if not rows:
-        return {}
-    steps = {name: [row[name] for row in rows] for name in rows[-1]}
-    found = {name: {"A_step": values[-1], "A_inc": sum(values) / len(values)} for name, values in steps.items()}
-    return {"classifiers": found}
+    rows = {line["task"]: line["classifiers"] for line in run.folder.read_metrics() if "classifiers" in line}
+    found: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(name for row in rows.values() for name in row):
+        # As with the method's own, what depends on a task that was not measured (null there) is not measured either.
+        steps = [rows.get(task + 1, {}).get(name) for task in range(run.scenario.number_of_tasks)]
+        values = [math.nan if step is None else step for step in steps]
+        found[name] = {"A_step": values[-1], "A_inc": sum(values) / len(values)}
+    return {"classifiers": found} if found else {}
 
 
 def _stored(method: Method) -> dict[str, Any]:

@@ -41,6 +41,11 @@ def available() -> dict[str, type[Method]]:
     return dict(sorted(found.items()))
 
 
+def bundled() -> dict[str, type[Method]]:
+    """Return the methods of this package itself: those it documents, and whose accuracy it has written down."""
+    return {name: cls for name, cls in available().items() if cls.__module__.startswith(f"{__name__}.")}
+
+
 def get(name: str) -> type[Method]:
     """Return the method called `name`, or say which names exist."""
     methods = available()

@@ -136,7 +136,6 @@ class AdaptedGaussians(Method):
 
     # -- the end of a task -------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Carry the old classes over, then measure the new ones."""
         if task.index == 0:

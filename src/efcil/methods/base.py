@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -86,6 +86,9 @@ class Method(nn.Module):
     #: What a test-time classifier may be built on: trained heads, and the buffers `means` and `covariances` where they
     #: describe the classes as `embed` sees their images.
     keeps: ClassVar[tuple[str, ...]] = ("heads",)
+    #: What the method's buffers and parameters are for, by name (`adapters.*` means all of them), in a few words that
+    #: `efcil inspect` and `efcil audit` show. An audit fails on what neither this nor model/purposes.py explains.
+    purposes: ClassVar[Mapping[str, str]] = {}
 
     @dataclass(frozen=True)
     class Settings:
@@ -142,7 +145,10 @@ class Method(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define loss()")
 
     def end_task(self, task: Task, data: TaskImages) -> None:
-        """Compute what must outlive the task's images. The network is in eval mode."""
+        """Compute what must outlive the task's images.
+
+        The network is in eval mode and gradients are off; what learns in here says `with torch.enable_grad()`.
+        """
 
     # -- the network as it was ---------------------------------------------------------------------------------
 

@@ -52,7 +52,6 @@ class DualProjection(LearningWithoutForgetting):
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("classifier", torch.zeros(0, size))
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Carry the old classes' moments over, add those of the new classes, and rebuild the classifier."""
         if task.index > 0:

@@ -163,7 +163,6 @@ class ElasticFeatureConsolidation(Method):
 
     # -- statistics --------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means along the drift, then compute the new feature matrix, means and covariances."""
         if task.index > 0 and self.settings.prototype_update != "none":

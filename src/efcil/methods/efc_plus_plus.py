@@ -79,7 +79,6 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
 
     # -- the end of a task -------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means, re-balance the heads, and only then measure the feature matrix and the new classes."""
         if task.index > 0:

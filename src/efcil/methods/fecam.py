@@ -57,7 +57,6 @@ class CovarianceMetric(FrozenBackbone):
         """Features after Tukey's transformation; the backbone's are non-negative."""
         return self.network.features(images).clamp(min=0).pow(self.settings.tukey)
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store the mean and covariance of every new class, from its images as they are."""
         features, labels = gaussians.collect(self.embed, data.plain())

@@ -72,7 +72,6 @@ class FeatureTranslation(FrozenBackbone):
         self.register_buffer("means", torch.zeros(0, network.feature_size))
         self.register_buffer("intercepts", torch.zeros(0))
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store the new classes' means, imitate the old classes, and fit the classifier of all classes."""
         features, labels = gaussians.collect(self.network.features, data.plain())

@@ -44,7 +44,6 @@ class DriftFusion(PrototypeAugmentation):
 
     settings: Settings
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means, then store the new classes' as PASS does."""
         if task.index > 0:

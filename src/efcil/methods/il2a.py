@@ -140,7 +140,6 @@ class DualAugmentation(Method):
 
     # -- statistics --------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store means and covariances of the new classes; the rows of mixed classes go."""
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))

@@ -47,7 +47,6 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
         super().__init__(network, settings)
         self.register_buffer("means", torch.zeros(0, network.feature_size))
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Carry the old means over, then add the new classes' means."""
         if task.index > 0:

@@ -142,7 +142,6 @@ class PrototypeAugmentation(Method):
 
     # -- statistics and state ----------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store the new classes' means, and measure how far features scatter around them."""
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))

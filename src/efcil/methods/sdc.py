@@ -106,7 +106,6 @@ class SemanticDriftCompensation(Method):
 
     # -- means ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means by the drift of images near them, then add the new classes' means."""
         if task.index > 0 and self.settings.update:

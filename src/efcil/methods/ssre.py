@@ -128,7 +128,6 @@ class RepresentationExpansion(Method):
 
     # -- the end of a task -------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Merge the adapters (after the first task: fold BatchNorm), then store the new classes' means."""
         if task.index == 0 and self.settings.folded:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from efcil import methods
 from efcil.model import format, matching, purposes
-from efcil.model.card import ModelError
+from efcil.model.card import Card, ModelError
 from efcil.model.images import InputError, Pictures, class_folders
 from efcil.model.matching import Match
 from efcil.model.membership import Membership, membership
@@ -34,7 +35,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found. It has failed when a tensor is unaccounted for or must be taken for an image."""
+    """What an audit found. It has failed when a tensor is unexplained or must be taken for an image."""
 
     stored: list[Stored]
     unaccounted: list[str]
@@ -46,8 +47,26 @@ class Audit:
 
     @property
     def failed(self) -> bool:
-        """Whether the model stores what it should not."""
-        return bool(self.unaccounted) or any(match.found for match in self.matches)
+        """Whether the model stores an image, or something that nobody has explained."""
+        return bool(self.unaccounted) or self.holds_images
+
+    @property
+    def holds_images(self) -> bool:
+        """Whether something stored must be taken for an image."""
+        return any(match.found for match in self.matches)
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in one sentence."""
+        if self.holds_images:
+            return "FAILED: the model stores what must be taken for an image."
+        if self.unaccounted:
+            names = ", ".join(self.unaccounted)
+            return (
+                f"FAILED: no image was found, but nobody has said what {names} is for. The method's author can, in its "
+                "attribute `purposes`."
+            )
+        return "Passed: no image is stored."
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -60,7 +79,6 @@ class Audit:
 def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
     """Audit a model folder with the images it was trained on and, where there are some, with images it was not."""
     card, tensors = format.read_raw(folder)
-    missing = purposes.unaccounted(tensors)
     training = _read(*class_folders(data), card.image_size)
     others = _others(data, held_out, card.image_size)
     if others is None:
@@ -80,23 +98,29 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
             reason = None if members else "the images are of classes that the model does not know"
         except ModelError as error:
             reason = str(error)
-    return Audit(inventory(tensors), missing, matches, len(training[0]), unrelated, members, reason)
+    missing = purposes.unaccounted(tensors, _known(card))
+    return Audit(inventory(card, tensors), missing, matches, len(training[0]), unrelated, members, reason)
 
 
-def inventory(tensors: Mapping[str, Tensor]) -> list[Stored]:
-    """Return what is stored, by purpose, in the order of the list of purposes; unaccounted tensors come last."""
+def inventory(card: Card, tensors: Mapping[str, Tensor]) -> list[Stored]:
+    """Return what is stored, by purpose, in the order of the list of purposes; unexplained tensors come last."""
+    known = _known(card)
     groups: dict[purposes.Purpose | None, list[Tensor]] = {}
     for name, tensor in tensors.items():
-        groups.setdefault(purposes.purpose_of(name), []).append(tensor)
-    unknown = purposes.Purpose("", "unaccounted for", "unknown", "Unknown: nobody has said what these tensors are.")
+        groups.setdefault(purposes.purpose_of(name, known), []).append(tensor)
+    unknown = purposes.Purpose("", "unexplained", "unknown", "Unknown: nobody has said what these tensors are.")
     rows = []
-    for purpose in (*purposes.PURPOSES, None):
+    for purpose in (*known, None):
         if purpose in groups:
-            known, members = purpose or unknown, groups[purpose]
+            named, members = purpose or unknown, groups[purpose]
             numbers = sum(tensor.numel() for tensor in members)
             size = sum(tensor.numel() * tensor.element_size() for tensor in members)
-            rows.append(Stored(known.title, known.use, known.recovery, len(members), numbers, size))
+            rows.append(Stored(named.title, named.use, named.recovery, len(members), numbers, size))
     return rows
+
+
+def _known(card: Card) -> tuple[purposes.Purpose, ...]:
+    return purposes.including(methods.get(card.settings.method).purposes)
 
 
 def _read(paths: list[Path], labels: list[str], size: int) -> tuple[np.ndarray, list[Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import efcil
 from efcil import methods
@@ -133,7 +134,8 @@ def _learn_task(
         learner = methods.get(card.settings.method)(network, resolved.method).to(model.execution.device)
         model.execution.equip(learner)
         learner.eval()
-    learner.end_task(task, data)
+    with torch.no_grad():
+        learner.end_task(task, data)
     date = now()
     counts = np.bincount(numbers - first_class, minlength=len(new))
     learned = tuple(LearnedClass(name, index, int(n), date) for name, n in zip(new, counts, strict=True))

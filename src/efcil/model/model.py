@@ -24,6 +24,7 @@ from efcil.methods.base import Method
 from efcil.model import format
 from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError
 from efcil.settings import Settings, resolve, validate
+from efcil.settings.idle import refuse_idle
 from efcil.settings.resolution import split_overrides
 
 PIECE_BYTES = 1 << 24
@@ -55,6 +56,7 @@ class Model:
             )
         if image_size > LARGEST_IMAGE:
             raise SettingsError(f"Images of {image_size} pixels are too large; the limit is {LARGEST_IMAGE}.")
+        refuse_idle([settings], settings.overrides)
         kept = {name: getattr(settings, name) for name in KEPT_SETTINGS}
         card = Card(
             settings=Settings(**kept),
@@ -115,6 +117,7 @@ class Model:
                     "it is, or begin a new model."
                 )
         settings = checked(settings)
+        refuse_idle([settings], [name for name, _ in settings.overrides.items() - present.overrides.items()])
         if split_overrides(settings)[0] != split_overrides(present)[0]:
             raise ModelError(
                 f"The settings of the method ({present.method}) are decided with the first task and cannot change. "

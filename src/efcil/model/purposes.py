@@ -1,13 +1,15 @@
 """What every stored tensor is for, and what could be learned from it about the training images.
 
-A tensor whose name is not in this list fails the audit: whoever makes a method store something new says it here.
+A tensor whose name is not in this list fails the audit: whoever makes a method store something new says it here, or in
+the method itself (`Method.purposes`).
 """
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,10 @@ _STATISTICS = "An average over a class's images in feature space, which many dif
 _SPAN = (
     "With fewer images than features it spans exactly the features it was measured on, which can tell training images "
     "from others, above all where they were not augmented (see membership in `efcil audit`); pixels it does not hold."
+)
+_UNEXAMINED = (
+    "Not examined: what it is for is what the method's author says. `efcil audit` compares rows that could be an image "
+    "or a patch with the training images."
 )
 
 PURPOSES = (
@@ -120,11 +126,23 @@ PURPOSES = (
 )
 
 
-def purpose_of(name: str) -> Purpose | None:
-    """Return the purpose of the tensor called `name`, None for a name that nobody has accounted for."""
-    return next((purpose for purpose in PURPOSES if re.fullmatch(purpose.pattern, name)), None)
+def including(declared: Mapping[str, str]) -> tuple[Purpose, ...]:
+    """Return the list with what a method declares in front: name (`*` stands for anything) -> what it is for.
+
+    What could be recovered is said by the list all the same where it has the name too.
+    """
+    own = []
+    for name, use in declared.items():
+        known = purpose_of(name) or Purpose("", name, use, _UNEXAMINED)
+        own.append(replace(known, pattern=fnmatch.translate(name), use=use))
+    return (*own, *PURPOSES)
 
 
-def unaccounted(names: Iterable[str]) -> list[str]:
+def purpose_of(name: str, known: Sequence[Purpose] = PURPOSES) -> Purpose | None:
+    """Return the purpose of the tensor called `name`, None for a name that nobody has explained."""
+    return next((purpose for purpose in known if re.fullmatch(purpose.pattern, name)), None)
+
+
+def unaccounted(names: Iterable[str], known: Sequence[Purpose] = PURPOSES) -> list[str]:
     """Return the names that have no purpose."""
-    return sorted(name for name in names if purpose_of(name) is None)
+    return sorted(name for name in names if purpose_of(name, known) is None)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import textwrap
 from collections.abc import Callable, Sequence
 
 from efcil.errors import SettingsError, unknown
 from efcil.report.paper import PaperValue
-from efcil.report.table import METRICS, Row, Statistic, Table
+from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
 
 # A terminal of 80 columns has room for these; the other formats show everything.
 TEXT_METRICS = ("A_step", "A_inc", "forgetting", "seconds")
@@ -31,8 +32,14 @@ def render(table: Table, format: str = "text", metrics: Sequence[str] | None = N
 
 
 def _text(table: Table, metrics: Sequence[str], width: int = 80) -> str:
-    groups = itertools.groupby(table.rows, key=lambda row: (row.dataset, row.scenario))
-    blocks = [_text_group(list(rows), f"{dataset} {scenario}", metrics, width) for (dataset, scenario), rows in groups]
+    blocks = []
+    for (dataset, scenario), group in itertools.groupby(table.rows, key=lambda row: (row.dataset, row.scenario)):
+        rows, title = list(group), f"{dataset} {scenario}"
+        blocks.append(_text_group(rows, title, metrics, width))
+        blocks += [_text_classifiers(row, title, metrics, width) for row in rows if _by_classifier(row, metrics)]
+        notes = [textwrap.fill(note, width, subsequent_indent="  ", break_long_words=False) for note in _notes(rows)]
+        if notes:
+            blocks.append("\n".join(notes))
     if table.problems:
         # Paths stay whole so that they can be copied.
         blocks.append("\n".join(["Not in the table:", *(f"  {item.path}: {item.reason}" for item in table.problems)]))
@@ -44,12 +51,35 @@ def _text_group(rows: Sequence[Row], title: str, metrics: Sequence[str], width: 
     for metric in metrics:
         heading += [METRICS[metric], "paper"] if _any_paper(rows, metric) else [METRICS[metric]]
     body = [_text_cells(row, metrics, [_any_paper(rows, metric) for metric in metrics]) for row in rows]
+    return _text_table(title, ["method", *(row.label for row in rows)], heading, body, width)
+
+
+def _text_classifiers(row: Row, title: str, metrics: Sequence[str], width: int) -> str:
+    found = _by_classifier(row, metrics)
+    shown = [metric for metric in CLASSIFIER_METRICS if metric in metrics]
+    body = [[_ours(values.get(metric), metric, " ± ") for metric in shown] for values in found.values()]
+    heading = [METRICS[metric] for metric in shown]
+    return _text_table(f"{title} {row.label}", ["classifier", *found], heading, body, width)
+
+
+def _by_classifier(row: Row, metrics: Sequence[str]) -> dict[str, dict[str, Statistic]]:
+    """Return the row's classifiers if any of the `metrics` is measured for them."""
+    return row.classifiers if set(metrics) & set(CLASSIFIER_METRICS) else {}
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    return [f"{row.label}: {note}" for row in rows for note in row.notes]
+
+
+def _text_table(
+    title: str, names: Sequence[str], heading: Sequence[str], body: Sequence[Sequence[str]], width: int
+) -> str:
+    """Write a table of numbers; `names` is the first column with its heading."""
     widths = [max(map(len, column)) for column in zip(heading, *body, strict=True)]
     numbers = sum(widths) + 2 * len(widths)
-    first = max(len("method"), min(max(len(row.label) for row in rows), width - numbers))
-    lines = [title, "method".ljust(first) + _right(heading, widths), "-" * (first + numbers)]
-    for row, cells in zip(rows, body, strict=True):
-        label = row.label
+    first = max(len(names[0]), min(max(map(len, names)), width - numbers))
+    lines = [title, names[0].ljust(first) + _right(heading, widths), "-" * (first + numbers)]
+    for label, cells in zip(names[1:], body, strict=True):
         if len(label) > first:
             # A long label takes a line of its own rather than pushing the numbers out of their columns.
             lines.append(label)
@@ -73,28 +103,29 @@ def _right(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _markdown(table: Table, metrics: Sequence[str]) -> str:
-    heading, body = _cells(table, metrics, " ± ", _escape_markdown)
-    lines = [heading, ["---"] * 3 + ["---:"] * (len(heading) - 3), *body]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    notes = [f"- `{_one_line(problem.path)}`: {_one_line(problem.reason)}" for problem in table.problems]
-    return text + "\n" + ("\nNot in the table:\n\n" + "\n".join(notes) + "\n" if notes else "")
+    parts = []
+    for left, (heading, body) in _tables(table, metrics, " ± ", _escape_markdown):
+        lines = [heading, ["---"] * left + ["---:"] * (len(heading) - left), *body]
+        parts.append("".join("| " + " | ".join(line) + " |\n" for line in lines))
+    problems = [f"`{_one_line(problem.path)}`: {_one_line(problem.reason)}" for problem in table.problems]
+    for title, items in (("Notes", list(map(_escape_markdown, _notes(table.rows)))), ("Not in the table", problems)):
+        if items:
+            parts.append(f"{title}:\n\n" + "".join(f"- {item}\n" for item in items))
+    return "\n".join(parts)
 
 
 def _latex(table: Table, metrics: Sequence[str]) -> str:
-    heading, body = _cells(table, metrics, r" $\pm$ ", escape_latex)
-    lines = [
-        rf"\begin{{tabular}}{{lll{'r' * (len(heading) - 3)}}}",
-        r"\toprule",
-        " & ".join(heading) + r" \\",
-        r"\midrule",
-    ]
-    for index, (row, cells) in enumerate(zip(table.rows, body, strict=True)):
-        previous = table.rows[index - 1]
-        if index and (row.dataset, row.scenario) != (previous.dataset, previous.scenario):
-            lines.append(r"\midrule")
-        lines.append(" & ".join(cells) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines = []
+    for left, (heading, body) in _tables(table, metrics, r" $\pm$ ", escape_latex):
+        lines += [rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(heading) - left)}}}", r"\toprule"]
+        lines += [" & ".join(heading) + r" \\", r"\midrule"]
+        for index, cells in enumerate(body):
+            if index and cells[:2] != body[index - 1][:2]:  # another dataset or scenario
+                lines.append(r"\midrule")
+            lines.append(" & ".join(cells) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}"]
     # On one line: the rest of a name with a line break would be typeset, or run.
+    lines += [f"% {_one_line(note)}" for note in _notes(table.rows)]
     lines += [f"% Not in the table: {_one_line(f'{problem.path}: {problem.reason}')}" for problem in table.problems]
     return "\n".join(lines) + "\n"
 
@@ -105,21 +136,36 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
     columns = [
         f"{metric}_{part}"
         for metric in metrics
-        for part in ("mean", "std", *(("paper_mean", "paper_std") if metric in PUBLISHED else ()))
+        for part in ("mean", "std", "n", *(("paper_mean", "paper_std") if metric in PUBLISHED else ()))
     ]
-    writer.writerow(["dataset", "scenario", "method", "n", "seeds", *columns, "problem"])
+    others = [
+        (classifier, metric)
+        for classifier in dict.fromkeys(name for row in table.rows for name in _by_classifier(row, metrics))
+        for metric in CLASSIFIER_METRICS
+        if metric in metrics and classifier != "own"
+    ]
+    columns += [f"{classifier}_{metric}_{part}" for classifier, metric in others for part in ("mean", "std", "n")]
+    writer.writerow(["dataset", "scenario", "method", "n", "seeds", *columns, "notes", "problem"])
     for row in table.rows:
         line: list[str] = [row.dataset, row.scenario, row.label, str(len(row.seeds)), " ".join(map(str, row.seeds))]
         for metric in metrics:
-            ours, published = row.ours.get(metric), row.paper.get(metric)
-            line += ["", ""] if ours is None else [f"{ours.mean:.4f}", "-" if ours.std is None else f"{ours.std:.4f}"]
+            published = row.paper.get(metric)
+            line += _csv_cells(row.ours.get(metric))
             if metric in PUBLISHED:
                 line.append("" if published is None else f"{published.mean:.2f}")
                 line.append("" if published is None or published.std is None else f"{published.std:.2f}")
-        writer.writerow([*line, ""])
+        for classifier, metric in others:
+            line += _csv_cells(row.classifiers.get(classifier, {}).get(metric))
+        writer.writerow([*line, "; ".join(row.notes), ""])
     for problem in table.problems:
-        writer.writerow([""] * (5 + len(columns)) + [f"{problem.path}: {problem.reason}"])
+        writer.writerow([""] * (6 + len(columns)) + [f"{problem.path}: {problem.reason}"])
     return text.getvalue()
+
+
+def _csv_cells(value: Statistic | None) -> list[str]:
+    if value is None:
+        return ["", "", "0"]
+    return [f"{value.mean:.4f}", "-" if value.std is None else f"{value.std:.4f}", str(value.count)]
 
 
 FORMATS: dict[str, Callable[[Table, Sequence[str]], str]] = {
@@ -142,6 +188,22 @@ def escape_latex(text: str) -> str:
     """Escape the characters that LaTeX reads as commands."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
+
+
+def _tables(
+    table: Table, metrics: Sequence[str], plus_minus: str, escape: Callable[[str], str]
+) -> list[tuple[int, tuple[list[str], list[list[str]]]]]:
+    """The tables of Markdown and LaTeX: how many columns are names, heading and body; the second is by classifier."""
+    shown = [metric for metric in CLASSIFIER_METRICS if metric in metrics]
+    body = [
+        [*map(escape, (row.dataset, row.scenario, row.label, classifier))]
+        + [_ours(values.get(metric), metric, plus_minus) for metric in shown]
+        for row in table.rows
+        for classifier, values in _by_classifier(row, metrics).items()
+    ]
+    heading = [*map(escape, ("dataset", "scenario", "method", "classifier", *(METRICS[metric] for metric in shown)))]
+    tables = [(3, _cells(table, metrics, plus_minus, escape))]
+    return [*tables, (4, (heading, body))] if body else tables
 
 
 def _cells(

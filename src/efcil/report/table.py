@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ METRICS = {
 }
 
 
+# What classifiers beside the method's own are measured by.
+CLASSIFIER_METRICS = ("A_step", "A_inc")
+
+
 @dataclass(frozen=True)
 class Statistic:
     """Mean and sample standard deviation (n - 1); `std` is None for a single value."""
@@ -40,7 +44,11 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Row:
-    """All seeds of one method (by label) on one dataset and scenario."""
+    """All seeds of one method (by label) on one dataset and scenario.
+
+    `classifiers` has the results by classifier where several were measured, the method's own first. `notes` say what a
+    reader of the means must know.
+    """
 
     dataset: str
     scenario: str
@@ -48,6 +56,8 @@ class Row:
     seeds: tuple[int, ...]
     ours: dict[str, Statistic]
     paper: dict[str, PaperValue]
+    classifiers: dict[str, dict[str, Statistic]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,15 +104,77 @@ def table(runs: Iterable[RunFolder]) -> Table:
 
 
 def _row(key: tuple[str, str, str], summaries: Sequence[dict[str, Any]]) -> Row:
-    ours, paper = {}, {}
-    for metric in METRICS:
-        values = [value for value in (_number(summary, metric) for summary in summaries) if value is not None]
-        if values:
-            ours[metric] = Statistic.of(values)
-        published = paper_value(*key, metric)
-        if published is not None:
-            paper[metric] = published
-    return Row(*key, tuple(summary["seed"] for summary in summaries), ours, paper)
+    ours = _statistics(summaries, tuple(METRICS))
+    found = {metric: paper_value(*key, metric) for metric in METRICS}
+    paper = {metric: value for metric, value in found.items() if value is not None}
+    beside = [_mapping(summary, "classifiers") for summary in summaries]
+    others = {
+        name: _statistics([_mapping(each, name) for each in beside], CLASSIFIER_METRICS)
+        for name in dict.fromkeys(name for each in beside for name in each)
+    }
+    own = {metric: ours[metric] for metric in CLASSIFIER_METRICS if metric in ours}
+    return Row(
+        *key,
+        seeds=tuple(summary["seed"] for summary in summaries),
+        ours=ours,
+        paper=paper,
+        classifiers={"own": own, **others} if others else {},
+        notes=(
+            *_differences(summaries, "versions of the method", _version),
+            *_differences(summaries, "ways of computing", _computing),
+            *_missing(ours, others, len(summaries)),
+        ),
+    )
+
+
+def _statistics(summaries: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, Statistic]:
+    numbers = {metric: [_number(summary, metric) for summary in summaries] for metric in metrics}
+    measured = {metric: [value for value in values if value is not None] for metric, values in numbers.items()}
+    return {metric: Statistic.of(values) for metric, values in measured.items() if values}
+
+
+def _differences(
+    summaries: Sequence[dict[str, Any]], what: str, say: Callable[[dict[str, Any]], str | None]
+) -> tuple[str, ...]:
+    """Return a note where seeds differ in what `say` says of them; None is for summaries that do not know."""
+    seeds: dict[str, list[int]] = {}
+    for summary in summaries:
+        value = say(summary)
+        if value is not None:
+            seeds.setdefault(value, []).append(summary["seed"])
+    if len(seeds) < 2:
+        return ()
+    listed = (f"{value} (seed {' '.join(map(str, numbers))})" for value, numbers in seeds.items())
+    return (f"seeds of different {what}: {', '.join(listed)}",)
+
+
+def _version(summary: dict[str, Any]) -> str | None:
+    digest = summary.get("method_source")
+    return digest[:8] if isinstance(digest, str) else None
+
+
+def _computing(summary: dict[str, Any]) -> str | None:
+    execution = _mapping(summary, "execution")
+    if not {"precision", "path", "deterministic"} <= execution.keys():
+        return None
+    return f"{execution['precision']} {execution['path']}" + (" deterministic" if execution["deterministic"] else "")
+
+
+def _missing(ours: dict[str, Statistic], others: dict[str, dict[str, Statistic]], seeds: int) -> tuple[str, ...]:
+    """Return a note for the means that not all seeds have a part in."""
+    named = dict(ours)
+    for classifier, statistics_of in others.items():
+        named |= {f"{metric} of {classifier}": value for metric, value in statistics_of.items()}
+    names: dict[int, list[str]] = {}
+    for name, value in named.items():
+        if value.count < seeds:
+            names.setdefault(value.count, []).append(name)
+    return tuple(f"not measured for all seeds: {', '.join(n)} ({k} of {seeds})" for k, n in names.items())
+
+
+def _mapping(summary: dict[str, Any], name: str) -> dict[str, Any]:
+    value = summary.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _number(summary: dict[str, Any], metric: str) -> float | None:

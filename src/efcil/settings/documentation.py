@@ -16,10 +16,29 @@ _INTRODUCTION = """\
 This page is made from the definitions in the code; change those and run `python -m efcil.settings.documentation
 docs/settings.md`.
 
-A run is described by the settings below, on the command line (`efcil run --seed 0 1 2`) or in a YAML file
-(`efcil run --config FILE`, with the names of the first column as keys). Flags override the file. A run's own
-`settings.yaml` is such a file. {grid}
+A run is described by the settings below, on the command line (`efcil run --seed 0 1 2`) or in a file.
+{grid}
 take several values, and every combination becomes a run.
+
+## Settings files
+
+`efcil run --config FILE` reads a YAML file with the names of the first column as keys; flags override what it says.
+
+```yaml
+method: [efc, lwf]  # a list makes a grid
+scenario: cs5
+seed: [0, 1, 2]
+overrides:  # what --set takes
+  later.learning_rate: 0.0005
+  efm_weight: 5  # goes to efc, which has it, and not to lwf
+```
+
+Under `overrides`, the values of a recipe may stand together as well: `later: {{learning_rate: 0.0005, epochs: 20}}`.
+The `settings.yaml` in the folder of a run is such a file too, and gives that very run again: its part `resolved`, which
+files of your own do not have, says what presets and defaults were when it ran.
+
+`class_order: FILE` names a text file with one class per line, each by its name or its number in the dataset (from 0),
+every class once. A JSON list of the same is read as well.
 """
 
 _RECIPES = """\
@@ -27,8 +46,12 @@ _RECIPES = """\
 
 How a task is optimised. The preset of the dataset has one recipe for the first task and one per family of methods for
 later tasks. `--epochs` and `--batch-size` change both; single values are changed with
-`--set first_task.learning_rate=0.01` or `--set later.milestones=30,60`. Changing the epochs moves the milestones in
+`--set first_task.learning_rate=0.01` or `--set later.schedule=cosine`. Changing the epochs moves the milestones in
 proportion unless they are set too.
+
+What would change nothing is refused: milestones or their decay under another schedule than `steps`, milestones beyond
+the last epoch, momentum of Adam, and all of `later` for methods that are trained in the first task alone (fecam,
+fetril, joint). In a grid it is enough that one run has a use for it.
 """
 
 _METHODS = """\
@@ -51,7 +74,7 @@ def documentation() -> str:
         parts.append(f"## {group.capitalize()}\n\n" + _table(members, flags=True))
     parts.append(_RECIPES + "\n" + _table(options(Recipe).values()))
     parts.append(_METHODS)
-    for name, cls in methods.available().items():
+    for name, cls in methods.bundled().items():
         members = list(options(cls.Settings).values())
         body = _table(members) if members else "No settings of its own.\n"
         parts.append(f"### {name}\n\n{_sentence(cls.summary)}\n\n{body}")

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from efcil.errors import SettingsError, unknown
-from efcil.settings.model import CUSTOM, Settings
+from efcil.settings.model import CUSTOM, STAGES, Recipe, Settings, flat_overrides
 from efcil.settings.options import options
 
 # The order of the product: methods change fastest, so that runs which share a first task follow each other.
@@ -44,6 +44,11 @@ def read_config(path: Path | str) -> dict[str, Any]:
     return {field.name: getattr(pinned, field.name) for field in dataclasses.fields(Settings)}
 
 
+def is_record(path: Path | str) -> bool:
+    """Say whether a settings file was written by a run, and not by somebody who wants one."""
+    return RESOLVED_KEY in _parse(Path(path))
+
+
 def load_config(path: Path | str) -> list[Settings]:
     """Read a settings file and return its runs."""
     return expand(read_config(path))
@@ -55,7 +60,9 @@ def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise unknown("setting", str(name), known)
+            raise _misplaced(str(name)) or unknown("setting", str(name), known)
+        if name == "overrides":
+            value = flat_overrides(value)
         if isinstance(value, list | tuple):
             if name not in GRID_FIELDS:
                 several = ", ".join(sorted(GRID_FIELDS))
@@ -68,6 +75,25 @@ def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             checked[name] = known[name].check(value)
     return checked
+
+
+def _misplaced(name: str) -> SettingsError | None:
+    """Return the error for the name of something that belongs under `overrides`."""
+    from efcil import methods
+
+    if name.partition(".")[0] in STAGES:
+        return SettingsError(f"{name!r} belongs under 'overrides'. Write overrides: {{{name}: ...}}.")
+    if name in options(Recipe):
+        return SettingsError(
+            f"{name!r} belongs to a recipe, and under 'overrides'. Write overrides: {{first_task.{name}: ...}} or "
+            f"{{later.{name}: ...}}."
+        )
+    if owners := [key for key, cls in methods.available().items() if name in options(cls.Settings)]:
+        return SettingsError(
+            f"{name!r} is a setting of {', '.join(owners)} and belongs under 'overrides'. Write overrides: "
+            f"{{{name}: ...}}."
+        )
+    return None
 
 
 def expand(grid: Mapping[str, Any]) -> list[Settings]:

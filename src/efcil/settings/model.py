@@ -11,6 +11,7 @@ from efcil.settings.options import option, settle
 
 CUSTOM = "custom"
 NAMED_CLASS_ORDERS = ("efc", "icarl", "natural")
+STAGES = ("first_task", "later")
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", flat_overrides(self.overrides))
         settle(self)
         if self.held_out is not None and not 0 < self.held_out < 1:
             raise SettingsError(
@@ -165,3 +167,16 @@ class Settings:
     def effective_class_seed(self) -> int:
         """The seed of the class order: `class_seed`, or the seed where that is none."""
         return self.seed if self.class_seed is None else self.class_seed
+
+
+def flat_overrides(overrides: Any) -> Any:
+    """Return overrides with the values of a stage under dotted names: {later: {epochs: 5}} is {later.epochs: 5}."""
+    if not isinstance(overrides, Mapping):
+        return overrides  # for `settle` to refuse
+    flat: dict[Any, Any] = {}
+    for name, value in overrides.items():
+        if name in STAGES and isinstance(value, Mapping):
+            flat.update({f"{name}.{field}": each for field, each in value.items()})
+        else:
+            flat[name] = value
+    return flat

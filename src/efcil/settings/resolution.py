@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import SettingsError, unknown
-from efcil.settings.model import NAMED_CLASS_ORDERS, Recipe, Settings
+from efcil.settings.model import NAMED_CLASS_ORDERS, STAGES, Recipe, Settings
 from efcil.settings.options import method_settings, options, show
 
 LONGEST_LABEL = 80
-STAGES = ("first_task", "later")
 _FROM_PRESET = ("network", "augmentation", "epochs", "first_task_epochs", "batch_size")
 
 
@@ -105,8 +104,8 @@ def scenario_name(settings: Settings) -> str:
 def label(settings: Settings) -> str:
     """Return the method's name in folders and tables: the plain name, plus whatever differs from the preset.
 
-    Dataset, scenario and seed have places of their own and do not appear; neither does anything that cannot change
-    the result, such as the device.
+    Dataset, scenario and seed have places of their own and do not appear; neither does what only says where or how
+    safely a run is computed. (A device decides the precision that `auto` stands for: the report notes such seeds.)
     """
     from efcil.presets import load_preset
 
@@ -123,11 +122,21 @@ def label(settings: Settings) -> str:
     for name in ("precision", "path", "deterministic"):
         if getattr(settings, name) != getattr(default, name):
             parts.append(f"{name}={show(getattr(settings, name))}")
-    text = "+".join([settings.method, *(re.sub(r"[^\w.=,-]+", "-", part, flags=re.ASCII) for part in parts)])
+    text = "+".join([settings.method, *map(_for_folders, parts)])
     if len(text) <= LONGEST_LABEL:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return text[: LONGEST_LABEL - 9].rstrip("+=,.-") + "-" + digest
+
+
+def _for_folders(part: str) -> str:
+    """Return part of a label in characters that any folder's name may have; what is lost by that, a digest stands for.
+
+    Spaces may become hyphens without one, and the exponents of large numbers lose their plus: 1e+06 is 1e06.
+    """
+    part = re.sub(r"(?<=\de)\+(?=\d)", "", re.sub(r"\s+", "-", part))
+    plain = re.sub(r"[^\w.=,-]+", "-", part, flags=re.ASCII)
+    return plain if plain == part else f"{plain}-{hashlib.sha256(part.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 def _simplify(settings: Settings) -> Settings:

@@ -1,0 +1,58 @@
+"""Overrides that would change nothing, such as milestones of a schedule that has none: said, not silently accepted.
+
+Only what somebody has just typed is looked at. Presets and the records of earlier runs stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from efcil.errors import SettingsError
+from efcil.settings.model import Recipe, Settings
+from efcil.settings.resolution import resolve
+
+
+def refuse_idle(runs: Sequence[Settings], names: Collection[str]) -> None:
+    """Raise if one of the overrides called `names` would change nothing in any of the runs."""
+    for name in sorted(names):
+        reasons = [idle_overrides(run).get(name) for run in runs if name in run.overrides]
+        if reasons and all(reasons):
+            raise SettingsError(f"Setting {name!r} would change nothing: {reasons[0]}, or leave it out.")
+
+
+def idle_overrides(settings: Settings) -> dict[str, str]:
+    """Return the overrides of a run that ask for something and change nothing, each with the reason and a way out."""
+    resolved = resolve(settings)
+    found = {}
+    for name in settings.overrides:
+        stage, dot, field = name.partition(".")
+        reason = _reason(settings.method, stage, field, getattr(resolved, stage)) if dot else None
+        if reason is not None:
+            without = {key: value for key, value in settings.overrides.items() if key != name}
+            # What would be so anyway may be spelled out.
+            if resolve(replace(settings, overrides=without)) != resolved:
+                found[name] = reason
+    return found
+
+
+def _reason(method: str, stage: str, field: str, recipe: Recipe) -> str | None:
+    from efcil import methods
+    from efcil.methods.frozen import FrozenBackbone
+
+    cls = methods.get(method)
+    if stage == "later" and (issubclass(cls, FrozenBackbone) or not cls.exemplar_free):
+        return f"{method} trains its network by the recipe of the first task alone. Change first_task.{field}"
+    if stage == "later" and field == "rotations":
+        return "only the first task has rotated classes. Change first_task.rotations"
+    if stage == "first_task" and field == "backbone_learning_rate":
+        return "the first task has one learning rate for everything. Change first_task.learning_rate"
+    if field in ("milestones", "decay") and recipe.schedule != "steps":
+        return f"the schedule is {recipe.schedule}, which has no milestones. Set {stage}.schedule=steps too"
+    if field == "milestones" and recipe.milestones and recipe.milestones[-1] >= recipe.epochs:
+        return f"there are {recipe.epochs} epochs, and none after epoch {recipe.milestones[-1]}. Choose earlier ones"
+    if field == "decay" and not recipe.milestones:
+        return f"there are no milestones. Set {stage}.milestones too"
+    if field == "momentum" and recipe.optimiser == "adam":
+        return f"the optimiser is adam, which ignores it. Set {stage}.optimiser=sgd too"
+    return None
