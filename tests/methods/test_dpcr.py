@@ -9,8 +9,8 @@ from efcil.methods.base import Method
 from efcil.methods.dpcr import span
 
 
-def features_of(method: Method, stream: Stream, index: int, purpose: str) -> tuple[torch.Tensor, torch.Tensor]:
-    pieces = list(stream.data[index].augmented(purpose))
+def features_of(method: Method, stream: Stream, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    pieces = list(stream.data[index].plain())
     with torch.no_grad():
         rows = torch.cat([method.network.features(images) for images, _ in pieces]).double()
     return rows, torch.cat([labels for _, labels in pieces])
@@ -19,7 +19,7 @@ def features_of(method: Method, stream: Stream, index: int, purpose: str) -> tup
 def test_after_the_first_task_it_is_ridge_regression_on_one_hot_targets() -> None:
     stream = short_stream()
     method = stream.start("dpcr", ridge=3.0)
-    rows, labels = features_of(method, stream, 0, "prototypes")
+    rows, labels = features_of(method, stream, 0)
     targets = torch.nn.functional.one_hot(labels, 4).double()
     weight = torch.linalg.solve(rows.T @ rows + 3.0 * torch.eye(rows.shape[1]), rows.T @ targets)
     expected = (weight / weight.norm(dim=0)).T

@@ -100,3 +100,14 @@ def test_the_softmax_layer_is_the_same_every_time() -> None:
     first, second = (short_stream().learn(short_stream().start("fetril", linear="softmax"), 1, SHORT) for _ in range(2))
     assert torch.equal(first.network.head_weight(), second.network.head_weight())
     assert torch.equal(first.intercepts, second.intercepts)
+
+
+def test_features_may_be_those_of_augmented_images() -> None:
+    stream = short_stream()
+    method = stream.start("fetril", views="augmented")
+    pieces = list(stream.data[0].augmented("prototypes"))
+    with torch.no_grad():
+        features = torch.cat([stream.network().features(images) for images, _ in pieces])
+    labels = torch.cat([labels for _, labels in pieces])
+    for label in range(4):
+        torch.testing.assert_close(method.means[label], features[labels == label].mean(dim=0), rtol=1e-4, atol=1e-5)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from checks import SHORT, short_stream
 
+from efcil.data.store import VIEWS
+
 
 def drifted(scale: float, **settings: object):  # type: ignore[no-untyped-def]
     """The method after a second task that did nothing but multiply all features by `scale`."""
@@ -51,9 +53,12 @@ def test_the_nearest_mean_wins() -> None:
         assert torch.equal(method.scores(images).argmax(dim=1), torch.cdist(features, means).argmin(dim=1))
 
 
-def test_new_means_are_those_of_the_new_network() -> None:
+@pytest.mark.parametrize("views", VIEWS)
+def test_new_means_are_those_of_the_new_network(views: str) -> None:
     stream = short_stream()
-    method = stream.learn(stream.start("ldc"), 1, SHORT)
+    method = stream.learn(stream.start("ldc", views=views), 1, SHORT)
+    data = stream.data[1]
+    pieces = data.plain() if views == "plain" else data.augmented("prototypes")
     with torch.no_grad():
-        rows = torch.cat([method.network.features(images) for images, _ in stream.data[1].augmented("prototypes")])
+        rows = torch.cat([method.network.features(images) for images, _ in pieces])
     torch.testing.assert_close(method.means[4], rows.mean(dim=0), rtol=1e-4, atol=1e-5)

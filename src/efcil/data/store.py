@@ -14,6 +14,8 @@ from efcil.data.augment import Augmentation, Draws, Normalisation
 from efcil.errors import DataError
 
 PIECE_BYTES = 1 << 28
+#: How images are looked at for statistics of classes: as they are, or augmented once.
+VIEWS = ("plain", "augmented")
 
 
 def resident(images: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:
@@ -111,6 +113,10 @@ class TaskImages:
         view, step = self.view(purpose, index), self.chunk_size()
         for start in range(0, len(self), step):
             yield self.render(view, start, min(start + step, len(self)))
+
+    def seen(self, views: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (input, labels) pieces of all images: `plain`, or the `augmented` view that prototypes are made of."""
+        return self.plain() if views == "plain" else self.augmented("prototypes")
 
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of all images in stored order, without augmentation."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from efcil.core import gaussians, transport
 from efcil.core.classifiers import ClassStatistics, ridge_weight
-from efcil.data.store import TaskImages
+from efcil.data.store import VIEWS, TaskImages
 from efcil.methods.base import Task
 from efcil.methods.lwf import LearningWithoutForgetting
 from efcil.network.incremental import IncrementalNetwork
@@ -28,6 +28,11 @@ class DualProjection(LearningWithoutForgetting):
     class Settings(LearningWithoutForgetting.Settings):
         """The settings of LwF, and those of the map and of the classifier."""
 
+        views: str = option(
+            "plain",
+            "Images that class moments are taken of: plain, as they are (usual in DPCR's framework), or augmented.",
+            choices=VIEWS,
+        )
         map_ridge: float = option(1e-9, "Penalty of the map from old to new features (DPCR).", minimum=0)
         projection: bool = option(
             True, "Keep what is carried inside the span of the class's old features (DPCR's category-wise projection)."
@@ -56,7 +61,7 @@ class DualProjection(LearningWithoutForgetting):
         """Carry the old classes' moments over, add those of the new classes, and rebuild the classifier."""
         if task.index > 0:
             self._carry(data)
-        features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
+        features, labels = gaussians.collect(self.network.features, data.seen(self.settings.views))
         by_class = [features[labels == label].double() for label in range(task.first_class, task.seen)]
         means = torch.stack([rows.mean(dim=0) for rows in by_class])
         moments = torch.stack([rows.T @ rows / len(rows) for rows in by_class])

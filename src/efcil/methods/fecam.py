@@ -31,8 +31,15 @@ class CovarianceMetric(FrozenBackbone):
         tukey: float = option(
             0.5, "Power that features are raised to, which makes them more Gaussian; 1 leaves them.", minimum=0.01
         )
-        shrink_diagonal: float = option(1.0, "Mean variances added to every variance of a covariance.", minimum=0)
-        shrink_rest: float = option(1.0, "Mean covariances added to every entry off its diagonal.", minimum=0)
+        shrink_diagonal: float = option(
+            3.0,
+            "Mean variances added to every variance of a covariance. The authors' code adds 1, then 1 once more to the "
+            "result, which is 3 in one go.",
+            minimum=0,
+        )
+        shrink_rest: float = option(
+            3.0, "Mean covariances added to every entry off its diagonal; as for the diagonal.", minimum=0
+        )
         normalise: bool = option(
             True, "Turn covariances into correlations, so that classes' distances compare; features get unit length."
         )

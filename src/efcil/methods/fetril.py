@@ -12,7 +12,7 @@ from torch.nn import functional
 from efcil import seeds
 from efcil.core import gaussians, prototypes, svm
 from efcil.core.heads import softmax_epoch
-from efcil.data.store import TaskImages
+from efcil.data.store import VIEWS, TaskImages
 from efcil.methods.base import Task
 from efcil.methods.frozen import FrozenBackbone
 from efcil.network.incremental import IncrementalNetwork
@@ -38,6 +38,12 @@ class FeatureTranslation(FrozenBackbone):
     class Settings:
         """How old classes are imitated, and how the classifier is fitted."""
 
+        views: str = option(
+            "plain",
+            "Images that features are taken of: plain, as they are (the authors' code), or augmented, as EFC takes its "
+            "statistics (the EFC paper does not say).",
+            choices=VIEWS,
+        )
         similarity: str = option(
             "euclidean",
             "How the new class that lends its features is chosen: euclidean (the authors' code) or cosine (PyCIL).",
@@ -74,7 +80,7 @@ class FeatureTranslation(FrozenBackbone):
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store the new classes' means, imitate the old classes, and fit the classifier of all classes."""
-        features, labels = gaussians.collect(self.network.features, data.plain())
+        features, labels = gaussians.collect(self.network.features, data.seen(self.settings.views))
         means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
         imitated, old_labels = self.imitate(features, labels, means.to(self.means), task.first_class)
         self.means = torch.cat([self.means, means.to(self.means)])

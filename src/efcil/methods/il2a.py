@@ -113,15 +113,19 @@ class DualAugmentation(Method):
         if len(self.pairs):
             images, targets, weights = self._mixed(batch)
         features = self.network.features(images)
+        moved = features[:size] - batch.frozen["features"]
+        if weights is not None:
+            with torch.no_grad():
+                old = self.old_network.features(images[size:])
+            moved = torch.cat([moved, (features[size:] - old) * weights[size:, None]])
         head = self.network.head_weight()
         logits = functional.linear(features, torch.cat([head, *self.pairs])) / settings.temperature
         labels = batch.draws["prototype_labels"]
         semantic = gaussians.semantic_logits(head, self.means, self.covariances, labels, settings.covariance_scale)
-        drift = torch.linalg.vector_norm(features[:size] - batch.frozen["features"])
         return {
             "current": cross_entropy(logits, targets, weights),
             "replay": settings.replay_weight * cross_entropy(semantic / settings.temperature, labels),
-            "distillation": settings.distillation_weight * drift,
+            "distillation": settings.distillation_weight * torch.linalg.vector_norm(moved),
         }
 
     def _mixed(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

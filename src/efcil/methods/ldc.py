@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from efcil.core import classifiers, gaussians, prototypes, transport
-from efcil.data.store import TaskImages
+from efcil.data.store import VIEWS, TaskImages
 from efcil.methods.base import Task
 from efcil.methods.lwf import LearningWithoutForgetting
 from efcil.network.incremental import IncrementalNetwork
@@ -27,6 +27,9 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
     class Settings(LearningWithoutForgetting.Settings):
         """The settings of LwF, and those of the map."""
 
+        views: str = option(
+            "plain", "Images that class means are taken of: plain, as they are (LDC), or augmented.", choices=VIEWS
+        )
         map: str = option(
             "learned",
             "How the map is found: learned (Adam, LDC) or ridge (closed form, towards the identity).",
@@ -51,7 +54,7 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
         """Carry the old means over, then add the new classes' means."""
         if task.index > 0:
             self.means = self._fit_map(data).points(self.means)
-        features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
+        features, labels = gaussians.collect(self.network.features, data.seen(self.settings.views))
         means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
         self.means = torch.cat([self.means, means.to(self.means)])
         super().end_task(task, data)
