@@ -290,7 +290,7 @@ class TestOthers:
         Path("taken").mkdir()
         assert main(["report", "runs", "--output", "taken"]) == 2
         assert "taken cannot be written (Is a directory)" in capsys.readouterr().err
-        for wrong in ("report nowhere", "report runs --format html", "report runs --metric A"):
+        for wrong in ("report nowhere", "report runs --format pdf", "report runs --metric A"):
             assert main(wrong.split()) == 2
 
     def test_report_lists_damaged_runs(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,7 +278,7 @@ def test_metrics_choose_columns(runs: Path) -> None:
     text = render(rows, "text", metrics=["task_mean"])
     assert "task mean" in text
     assert "A_step" not in text
-    wrongs: list[dict[str, Any]] = [{"format": "html"}, {"metrics": ["A_stp"]}, {"metrics": []}]
+    wrongs: list[dict[str, Any]] = [{"format": "pdf"}, {"metrics": ["A_stp"]}, {"metrics": []}]
     for wrong in wrongs:
         with pytest.raises(EfcilError):
             render(rows, **wrong)

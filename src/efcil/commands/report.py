@@ -15,13 +15,16 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "report",
-        help="table of runs as text, Markdown, LaTeX or CSV",
+        help="table of runs as text, Markdown, LaTeX or CSV, or a page with figures",
         description="Mean and standard deviation over seeds of every run below the given folders, with the value of "
         "the EFC paper where there is one. Accuracies are in percent.",
     )
     parser.add_argument("runs", nargs="*", type=Path, default=[Path("runs")], help="folders of runs (default: runs)")
     parser.add_argument(
-        "--format", default="text", metavar="FORMAT", help="text, markdown, latex or csv (default: text)"
+        "--format",
+        default="text",
+        metavar="FORMAT",
+        help="text, markdown, latex, csv, or html: one page with figures (default: text)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file instead of the screen")
     parser.add_argument("--metric", nargs="+", action="extend", metavar="NAME", help="columns to show, by name")

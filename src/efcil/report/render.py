@@ -1,4 +1,4 @@
-"""The table as text for a terminal, Markdown, LaTeX and CSV."""
+"""The table as text for a terminal, Markdown, LaTeX, CSV, or part of an HTML page."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from efcil.errors import SettingsError, unknown
+from efcil.report.html import html
 from efcil.report.paper import PaperValue
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
 
 # A terminal of 80 columns has room for these; the other formats show everything.
 TEXT_METRICS = ("A_step", "A_inc", "forgetting", "seconds")
+HTML_METRICS = ("A_step", "A_inc", "forgetting", "task_aware_A_step", "seconds")
 PUBLISHED = ("A_step", "A_inc")  # the metrics that the paper reports
 
 
@@ -28,7 +30,7 @@ def render(table: Table, format: str = "text", metrics: Sequence[str] | None = N
         raise SettingsError("A table needs at least one metric; name one or leave the choice out.")
     if format == "text":
         return _text(table, metrics or TEXT_METRICS, width)
-    return FORMATS[format](table, metrics or tuple(METRICS))
+    return FORMATS[format](table, metrics or (HTML_METRICS if format == "html" else tuple(METRICS)))
 
 
 def _text(table: Table, metrics: Sequence[str], width: int = 80) -> str:
@@ -36,7 +38,7 @@ def _text(table: Table, metrics: Sequence[str], width: int = 80) -> str:
     for (dataset, scenario), group in itertools.groupby(table.rows, key=lambda row: (row.dataset, row.scenario)):
         rows, title = list(group), f"{dataset} {scenario}"
         blocks.append(_text_group(rows, title, metrics, width))
-        blocks += [_text_classifiers(row, title, metrics, width) for row in rows if _by_classifier(row, metrics)]
+        blocks += [_text_classifiers(row, title, metrics, width) for row in rows if row.by_classifier(metrics)]
         notes = [textwrap.fill(note, width, subsequent_indent="  ", break_long_words=False) for note in _notes(rows)]
         if notes:
             blocks.append("\n".join(notes))
@@ -55,16 +57,11 @@ def _text_group(rows: Sequence[Row], title: str, metrics: Sequence[str], width: 
 
 
 def _text_classifiers(row: Row, title: str, metrics: Sequence[str], width: int) -> str:
-    found = _by_classifier(row, metrics)
+    found = row.by_classifier(metrics)
     shown = [metric for metric in CLASSIFIER_METRICS if metric in metrics]
     body = [[_ours(values.get(metric), metric, " ± ") for metric in shown] for values in found.values()]
     heading = [METRICS[metric] for metric in shown]
     return _text_table(f"{title} {row.label}", ["classifier", *found], heading, body, width)
-
-
-def _by_classifier(row: Row, metrics: Sequence[str]) -> dict[str, dict[str, Statistic]]:
-    """Return the row's classifiers if any of the `metrics` is measured for them."""
-    return row.classifiers if set(metrics) & set(CLASSIFIER_METRICS) else {}
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
@@ -140,7 +137,7 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
     ]
     others = [
         (classifier, metric)
-        for classifier in dict.fromkeys(name for row in table.rows for name in _by_classifier(row, metrics))
+        for classifier in dict.fromkeys(name for row in table.rows for name in row.by_classifier(metrics))
         for metric in CLASSIFIER_METRICS
         if metric in metrics and classifier != "own"
     ]
@@ -173,6 +170,7 @@ FORMATS: dict[str, Callable[[Table, Sequence[str]], str]] = {
     "markdown": _markdown,
     "latex": _latex,
     "csv": _csv,
+    "html": html,
 }
 
 
@@ -199,7 +197,7 @@ def _tables(
         [*map(escape, (row.dataset, row.scenario, row.label, classifier))]
         + [_ours(values.get(metric), metric, plus_minus) for metric in shown]
         for row in table.rows
-        for classifier, values in _by_classifier(row, metrics).items()
+        for classifier, values in row.by_classifier(metrics).items()
     ]
     heading = [*map(escape, ("dataset", "scenario", "method", "classifier", *(METRICS[metric] for metric in shown)))]
     tables = [(3, _cells(table, metrics, plus_minus, escape))]

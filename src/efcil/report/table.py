@@ -46,8 +46,8 @@ class Statistic:
 class Row:
     """All seeds of one method (by label) on one dataset and scenario.
 
-    `classifiers` has the results by classifier where several were measured, the method's own first. `notes` say what a
-    reader of the means must know.
+    `runs` are their folders, in the order of the seeds. `classifiers` has the results by classifier where several were
+    measured, the method's own first. `notes` say what a reader of the means must know.
     """
 
     dataset: str
@@ -58,6 +58,11 @@ class Row:
     paper: dict[str, PaperValue]
     classifiers: dict[str, dict[str, Statistic]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    runs: tuple[RunFolder, ...] = ()
+
+    def by_classifier(self, metrics: Sequence[str]) -> dict[str, dict[str, Statistic]]:
+        """Return the classifiers' results if any of the `metrics` is measured for them."""
+        return self.classifiers if set(metrics) & set(CLASSIFIER_METRICS) else {}
 
 
 @dataclass(frozen=True)
@@ -97,13 +102,14 @@ def table(runs: Iterable[RunFolder]) -> Table:
             seeds[summary["seed"]] = newer
         else:
             seeds[summary["seed"]] = (run, summary)
-    rows = [_row(key, [seeds[seed][1] for seed in sorted(seeds)]) for key, seeds in groups.items()]
+    rows = [_row(key, [seeds[seed] for seed in sorted(seeds)]) for key, seeds in groups.items()]
     return Table(
         tuple(sorted(rows, key=lambda row: (row.dataset, *_scenario_key(row.scenario), row.label))), tuple(problems)
     )
 
 
-def _row(key: tuple[str, str, str], summaries: Sequence[dict[str, Any]]) -> Row:
+def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str, Any]]]) -> Row:
+    summaries = [summary for _, summary in members]
     ours = _statistics(summaries, tuple(METRICS))
     found = {metric: paper_value(*key, metric) for metric in METRICS}
     paper = {metric: value for metric, value in found.items() if value is not None}
@@ -124,6 +130,7 @@ def _row(key: tuple[str, str, str], summaries: Sequence[dict[str, Any]]) -> Row:
             *_differences(summaries, "ways of computing", _computing),
             *_missing(ours, others, len(summaries)),
         ),
+        runs=tuple(run for run, _ in members),
     )
 
 
