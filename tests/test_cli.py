@@ -65,7 +65,7 @@ class TestRun:
         assert trained.settings == [Settings(method="efc"), Settings(method="finetune")]
         assert trained.options == {
             "output": Path("runs"),
-            "jobs_per_gpu": 1,
+            "jobs_per_gpu": None,
             "quiet": False,
             "checkpoint_steps": None,
             "debug": False,

@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from efcil.engine.hardware import VISIBLE, visible_gpus
 from efcil.experiment import workers
 from efcil.experiment.workers import MPS_SHARE, mps, share_of_card
 from efcil.settings import Settings
@@ -39,6 +41,15 @@ def test_a_server_of_our_own_is_started_and_ended(control):
     assert said == []
 
 
+def test_the_server_sees_all_gpus_and_the_runs_those_that_were_chosen(control, monkeypatch):
+    script = Path(control.parent / workers.MPS_CONTROL)
+    script.write_text(script.read_text().replace('"$CUDA_MPS_PIPE_DIRECTORY"', '"<$CUDA_VISIBLE_DEVICES>"'))
+    monkeypatch.setenv(VISIBLE, "3")
+    with mps(print, 4) as environment:
+        assert environment[VISIBLE] == "3"
+    assert control.read_text().split() == ["-d", "<>", "quit", "<>"]
+
+
 def test_a_share_that_was_chosen_by_hand_is_kept(control, monkeypatch):
     monkeypatch.setenv(MPS_SHARE, "30")
     with mps(print, 4) as environment:
@@ -66,3 +77,45 @@ def test_few_runs_get_larger_shares(control, monkeypatch, tmp_path):
     jobs = [workers.Job(number, Settings(), tmp_path / str(number), None) for number in range(2)]
     assert workers.run_jobs(jobs, tmp_path, 5, None, lambda text: None) == {}
     assert shares == [2]
+
+
+def test_runs_are_spread_over_all_gpus(control, monkeypatch, tmp_path):
+    """No GPU has more runs at a time than asked for, and none is idle while runs wait."""
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.01)
+    places, note = tmp_path / "places", tmp_path / "counts"
+    places.mkdir()
+    # Every run marks its GPU, counts the marks on it, and stays until all four of the first round have come.
+    script = (
+        f"touch {places}/$CUDA_VISIBLE_DEVICES-$$; ls {places} | grep -c ^$CUDA_VISIBLE_DEVICES- >> {note}; "
+        f"for i in $(seq 500); do [ $(wc -l < {note}) -ge 4 ] && break; sleep 0.01; done; "
+        f"rm {places}/$CUDA_VISIBLE_DEVICES-$$; echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/used"
+    )
+    monkeypatch.setattr(workers, "worker_command", lambda *_: ["sh", "-c", script])
+    jobs = [workers.Job(number, Settings(), tmp_path / str(number), None) for number in range(6)]
+    said: list[str] = []
+    assert workers.run_jobs(jobs, tmp_path, 2, None, said.append, ["3", "GPU-ab"]) == {}
+    assert max(map(int, note.read_text().split())) <= 2
+    used = (tmp_path / "used").read_text().split()
+    assert len(used) == 6
+    assert {used.count("3"), used.count("GPU-ab")} <= {2, 3, 4}
+    assert sum(line.endswith("started on GPU 3.") for line in said) == used.count("3")
+
+
+def test_a_run_that_has_a_gpu_for_itself_needs_no_server(control, monkeypatch, tmp_path):
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(workers, "worker_command", lambda *_: ["sh", "-c", f"test -z ${MPS_SHARE}"])
+    jobs = [workers.Job(number, Settings(), tmp_path / str(number), None) for number in range(2)]
+    assert workers.run_jobs(jobs, tmp_path, 1, None, lambda text: None, ["0", "1"]) == {}
+    assert workers.run_jobs(jobs, tmp_path, 5, None, lambda text: None, ["0", "1"]) == {}
+    assert not control.exists()
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, ["0", "1"]), ("5, GPU-ab,7", ["5", "GPU-ab"])])
+def test_gpus_are_named_as_the_surroundings_do(monkeypatch, variable, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    if variable is None:
+        monkeypatch.delenv(VISIBLE, raising=False)
+    else:
+        monkeypatch.setenv(VISIBLE, variable)
+    assert visible_gpus() == expected

@@ -47,8 +47,7 @@ def add_parser(subparsers: Any) -> None:
         "--jobs-per-gpu",
         metavar="N",
         type=positive("--jobs-per-gpu"),
-        default=1,
-        help="runs that share a GPU at a time (default: 1)",
+        help="train this many runs at a time on every GPU (default: one run after the other, on one GPU)",
     )
     add_checkpoint_steps(work)
     work.add_argument("--quiet", action="store_true", help="print only the final table")

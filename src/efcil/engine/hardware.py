@@ -19,6 +19,7 @@ from efcil.errors import SettingsError, TrainingError
 from efcil.settings import Settings
 
 PHASES = ("start_up", "train", "statistics", "evaluation")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -50,6 +51,13 @@ def choose_device(name: str) -> torch.device:
     if index >= count:
         raise SettingsError(f"Device {name} was asked for, but there are {count} GPUs here, numbered from 0.")
     return torch.device("cuda", index)
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, each as CUDA_VISIBLE_DEVICES would name it alone."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    return named[:count] if named else [str(index) for index in range(count)]
 
 
 @cache

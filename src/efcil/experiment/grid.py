@@ -1,4 +1,4 @@
-"""The grid: many runs, one after the other or several on one GPU."""
+"""The grid: many runs, one after the other, or several on every GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
-from efcil.engine.hardware import choose_device, wake
+from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.errors import EfcilError, GridError, TrainingError
 from efcil.experiment import first_tasks
@@ -53,16 +53,17 @@ class DataShelf:
 def run_grid(
     settings: list[Settings],
     output: Path,
-    jobs_per_gpu: int = 1,
+    jobs_per_gpu: int | None = None,
     quiet: bool = False,
     checkpoint_steps: int | None = None,
     debug: bool = False,
 ) -> list[Path]:
     """Train every run and return their folders, in order.
 
-    Finished runs are skipped and unfinished ones resumed. A run that fails does not keep the others from running; at
-    the end its error is raised (a `GridError` where the grid has several runs, whose tracebacks `debug` prints when
-    they fail). An interruption stops everything.
+    With `jobs_per_gpu`, that many train at a time on every GPU that is visible (on one, where the settings name it),
+    each in a process of its own; without it one after the other. Finished runs are skipped and unfinished ones resumed.
+    A run that fails does not keep the others from running; at the end its error is raised (a `GridError` where the grid
+    has several runs, whose tracebacks `debug` prints when they fail). An interruption stops everything.
     """
     output = Path(output)
 
@@ -74,7 +75,7 @@ def run_grid(
         source_digest(each.method)  # now: the files may be edited while earlier runs train
     # Reasons, not errors: an error holds on to the frames it came through, and with them to a run's GPU memory.
     failures: dict[int, str] = {}
-    if jobs_per_gpu > 1 and _all_on_gpu(settings, say):
+    if jobs_per_gpu is not None and _all_on_gpu(settings, say):
         _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
     else:
         _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug)
@@ -155,7 +156,7 @@ def _run_beside_each_other(
             if len(settings) == 1:
                 raise
             failures[number] = _told(error, locate(output, each).path, say, debug)
-    failed = run_jobs(jobs, output, slots, checkpoint_steps, say)
+    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings))
     failures.update((number, _reason(error)) for number, error in failed.items())
 
 
@@ -182,6 +183,14 @@ def _all_on_gpu(settings: Sequence[Settings], say: Callable[[str], None]) -> boo
         return True
     say("--jobs-per-gpu is for GPUs; on this device the runs take turns.")
     return False
+
+
+def _choice(settings: Sequence[Settings]) -> list[str]:
+    """Return the GPUs that runs are to be spread over; none where there is nothing to choose."""
+    if any(":" in each.device for each in settings):  # a device with a number was chosen by somebody
+        return []
+    gpus = visible_gpus()
+    return gpus if len(gpus) > 1 else []
 
 
 def _told(error: Exception, place: Path, say: Callable[[str], None], debug: bool) -> str:

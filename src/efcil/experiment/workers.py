@@ -1,4 +1,4 @@
-"""Several runs on one GPU: a process for each, and NVIDIA's MPS so that their kernels overlap.
+"""Several runs at a time: a process for each, on all GPUs, and NVIDIA's MPS so that kernels on one card overlap.
 
 Without MPS, kernels of different processes only take turns. Runs that share a first task wait until the first of them
 has trained it, and other runs are started meanwhile.
@@ -7,6 +7,7 @@ has trained it, and other runs are started meanwhile.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from efcil.engine import checkpoint
-from efcil.engine.hardware import MPS_SHARE
+from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.environment import COMMAND_VARIABLE, command
 from efcil.errors import TrainingError
@@ -47,20 +48,30 @@ class _Worker:
     process: subprocess.Popen[bytes]
     errors: Path
     started: float
+    gpu: int
 
 
 def run_jobs(
-    jobs: Sequence[Job], output: Path, slots: int, checkpoint_steps: int | None, say: Callable[[str], None]
+    jobs: Sequence[Job],
+    output: Path,
+    slots: int,
+    checkpoint_steps: int | None,
+    say: Callable[[str], None],
+    gpus: Sequence[str] = (),
 ) -> dict[int, Exception]:
-    """Run all jobs, `slots` at a time; return the failures by the number of the job."""
+    """Run all jobs, `slots` at a time on each of the `gpus` that are named, or on the one that the settings choose.
+
+    Returns the failures by the number of the job.
+    """
     if not jobs:
         return {}
+    together = min(slots, math.ceil(len(jobs) / max(len(gpus), 1)))
     with (
         tempfile.TemporaryDirectory(prefix="efcil-") as scratch,
         StopRequest() as stop,
-        mps(say, min(slots, len(jobs))) as environment,
+        mps(say, together) if together > 1 else contextlib.nullcontext(dict(os.environ)) as environment,
     ):
-        return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment).run(stop)
+        return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus).run(stop)
 
 
 def worker_command(job: Job, output: Path, scratch: Path, checkpoint_steps: int | None) -> list[str]:
@@ -81,7 +92,9 @@ class _Scheduler:
         say: Callable[[str], None],
         scratch: Path,
         environment: Mapping[str, str],
+        gpus: Sequence[str],
     ) -> None:
+        self.gpus = gpus
         self.waiting = list(jobs)
         self.running: list[_Worker] = []
         self.failures: dict[int, Exception] = {}
@@ -98,12 +111,17 @@ class _Scheduler:
                 if stop.requested:
                     raise Interrupted("Stopped. Give the same command again to go on with the runs that are not done.")
                 self._collect()
-                while len(self.running) < self.slots and (job := self._next()) is not None:
-                    self._start(job)
+                while (gpu := self._free_gpu()) is not None and (job := self._next()) is not None:
+                    self._start(job, gpu)
                 time.sleep(POLL_SECONDS)
         finally:
             self._stop_all()
         return self.failures
+
+    def _free_gpu(self) -> int | None:
+        """Return the GPU with the fewest runs, None where all are full."""
+        load = [sum(worker.gpu == gpu for worker in self.running) for gpu in range(max(len(self.gpus), 1))]
+        return load.index(min(load)) if min(load) < self.slots else None
 
     def _next(self) -> Job | None:
         """Return the first job that need not wait for a first task which another one is training."""
@@ -113,7 +131,7 @@ class _Scheduler:
                 return job
         return None
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: Job, gpu: int) -> None:
         self.waiting.remove(job)
         errors = self.scratch / f"{job.number}.err"
         with open(errors, "wb") as stream:
@@ -122,11 +140,12 @@ class _Scheduler:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
-                env=self.environment,
+                env={**self.environment, VISIBLE: self.gpus[gpu]} if self.gpus else self.environment,
                 start_new_session=True,  # a Ctrl-C reaches us alone; we pass it on, once
             )
-        self.running.append(_Worker(job, process, errors, time.monotonic()))
-        self.say(f"{job.folder}: started.")
+        self.running.append(_Worker(job, process, errors, time.monotonic(), gpu))
+        where = f" on GPU {self.gpus[gpu]}" if len(self.gpus) > 1 else ""
+        self.say(f"{job.folder}: started{where}.")
 
     def _collect(self) -> None:
         for worker in list(self.running):
@@ -178,8 +197,10 @@ def mps(say: Callable[[str], None], slots: int) -> Iterator[dict[str, str]]:
             place.mkdir()
             environment[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
         environment.setdefault(MPS_SHARE, str(share_of_card(slots)))
+        # The server sees all GPUs: where it does not, its clients would have to count among those that it sees.
+        control = {name: value for name, value in environment.items() if name != VISIBLE}
         try:
-            subprocess.run([program, "-d"], env=environment, check=True, capture_output=True, timeout=30)
+            subprocess.run([program, "-d"], env=control, check=True, capture_output=True, timeout=30)
         except (OSError, subprocess.SubprocessError) as error:
             say(f"{MPS_CONTROL} could not be started ({error}); the runs share the GPU by taking turns.")
             yield dict(os.environ)
@@ -188,4 +209,4 @@ def mps(say: Callable[[str], None], slots: int) -> Iterator[dict[str, str]]:
             yield environment
         finally:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run([program], input=b"quit\n", env=environment, capture_output=True, timeout=60)
+                subprocess.run([program], input=b"quit\n", env=control, capture_output=True, timeout=60)
