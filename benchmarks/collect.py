@@ -15,7 +15,7 @@ import json
 import statistics
 from pathlib import Path
 
-from efcil.report import paper_value
+from efcil.report import PaperValue, paper_value
 from efcil.runfolder import find_runs
 
 COLUMNS = [
@@ -82,23 +82,38 @@ def markdown(rows: list[dict[str, str]]) -> str:
     for row in rows:
         groups.setdefault((row["dataset"], row["scenario"], row["method"]), []).append(row)
     lines = [
-        "| dataset | scenario | method | seeds | A_step | paper | A_inc | paper | seconds a run |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| dataset | scenario | method | seeds | A_step | paper | A_inc | paper | agrees | seconds a run |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (dataset, scenario, method), members in sorted(groups.items()):
         cells = [dataset, scenario, method, " ".join(sorted((row["seed"] for row in members), key=int))]
+        verdicts = []
         for metric in ("A_step", "A_inc"):
             published = paper_value(dataset, scenario, method, metric)
-            cells.append(mean([float(row[metric]) for row in members if row[metric]]))
-            cells.append("" if published is None else f"{published.mean:.2f}")
+            values = [float(row[metric]) for row in members if row[metric]]
+            cells += [mean(values), "" if published is None else paper_text(published)]
+            if published is not None and values:
+                verdicts.append(agrees(statistics.mean(values), published))
+        cells.append(("yes" if all(verdicts) else "no") if verdicts else "")
         cells.append(f"{statistics.mean(float(row['seconds']) for row in members):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
+        "A row agrees where both means are within two of the paper's standard deviations, or 1.5 points, of its means.",
         "Commands, commits and hardware are in the CSV file. Seconds are those of the clock on the wall: a run that",
         "shared its GPU with others (`--jobs-per-gpu`) takes longer than one alone.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def paper_text(value: PaperValue) -> str:
+    """Return the paper's mean and standard deviation."""
+    return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}")
+
+
+def agrees(ours: float, published: PaperValue) -> bool:
+    """Say whether a mean is as near to the paper's as repeating the experiment could be expected to come."""
+    return abs(ours - published.mean) <= max(2 * (published.std or 0.0), 1.5)
 
 
 def fill_pages(folder: Path, rows: list[dict[str, str]]) -> None:

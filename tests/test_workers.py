@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from efcil.engine.hardware import VISIBLE, visible_gpus
-from efcil.experiment import workers
+from efcil.experiment import grid, workers
 from efcil.experiment.workers import MPS_SHARE, mps, share_of_card
 from efcil.settings import Settings
 
@@ -119,3 +119,12 @@ def test_gpus_are_named_as_the_surroundings_do(monkeypatch, variable, expected):
     else:
         monkeypatch.setenv(VISIBLE, variable)
     assert visible_gpus() == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus", "chosen"),
+    [(["auto", "cuda"], ["0", "1"], ["0", "1"]), (["auto", "cuda:1"], ["0", "1"], []), (["auto"], ["0"], [])],
+)
+def test_a_gpu_that_was_chosen_is_kept(monkeypatch, devices, gpus, chosen):
+    monkeypatch.setattr(grid, "visible_gpus", lambda: gpus)
+    assert grid._choice([Settings(device=device) for device in devices]) == chosen
