@@ -27,7 +27,7 @@ def around_the_second_task(name: str, **settings: object) -> tuple[Method, Tenso
     return method, means, covariances, before, after
 
 
-@pytest.mark.parametrize("name", ["efc", "efc++", "fd"])
+@pytest.mark.parametrize("name", ["efc", "efc++", "fd", "il2a"])
 @pytest.mark.parametrize("update", ["linear", "linear-residual"])
 def test_a_linear_update_moves_means_and_covariances(name: str, update: str) -> None:
     method, means, covariances, before, after = around_the_second_task(name, prototype_update=update, drift_ridge=0.3)
@@ -50,7 +50,7 @@ def test_the_default_moves_means_alone(name: str) -> None:
     assert torch.equal(method.covariances[:4], covariances)
 
 
-@pytest.mark.parametrize("name", ["efc", "efc++"])
+@pytest.mark.parametrize("name", ["efc", "efc++", "il2a"])
 def test_none_moves_nothing(name: str) -> None:
     method, means, covariances, _, _ = around_the_second_task(name, prototype_update="none")
     assert torch.equal(method.means[:4], means)

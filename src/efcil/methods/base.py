@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from efcil import seeds
+from efcil.core import transport
 from efcil.core.classifiers import ClassStatistics
 from efcil.data.store import TaskImages
 from efcil.network.incremental import IncrementalNetwork
@@ -168,6 +169,15 @@ class Method(nn.Module):
         pairs = [(self.old_network.features(x), self.network.features(x)) for x, _ in data.augmented("drift", index)]
         before, after = zip(*pairs, strict=True)
         return torch.cat(before), torch.cat(after)
+
+    def carry_gaussians(self, data: TaskImages, ridge: float, residual: bool) -> None:
+        """Move the buffers `means` and `covariances` by one ridge map from old to new features of the current images.
+
+        With `residual`, what the map leaves unexplained is added to the covariances.
+        """
+        carried = transport.ridge_map(*self.before_and_after(data), ridge)
+        self.means = carried.points(self.get_buffer("means"))
+        self.covariances = carried.covariances(self.get_buffer("covariances"), residual)
 
     # -- inference and state -----------------------------------------------------------------------------------
 

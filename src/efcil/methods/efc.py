@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from efcil.core import drift, gaussians, prototypes, transport
+from efcil.core import drift, gaussians, prototypes
 from efcil.core.covariance import task_average
 from efcil.core.elastic import elastic_loss
 from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
@@ -172,14 +172,12 @@ class ElasticFeatureConsolidation(Method):
         self.teacher = None
 
     def _follow_drift(self, data: TaskImages) -> None:
-        before, after = self.before_and_after(data)
         settings = self.settings
         if settings.prototype_update == "efm":
-            self.means = drift.compensate(self.means, before, after, self.feature_matrix, settings.drift_sigma)
-            return
-        carried = transport.ridge_map(before, after, settings.drift_ridge)
-        self.means = carried.points(self.means)
-        self.covariances = carried.covariances(self.covariances, settings.prototype_update == "linear-residual")
+            pairs = self.before_and_after(data)
+            self.means = drift.compensate(self.means, *pairs, self.feature_matrix, settings.drift_sigma)
+        else:
+            self.carry_gaussians(data, settings.drift_ridge, settings.prototype_update == "linear-residual")
 
     def _measure_feature_matrix(self, task: Task, data: TaskImages) -> Tensor:
         weight = self.network.head_weight()

@@ -51,6 +51,16 @@ class DualAugmentation(Method):
         mixing_range: float = option(
             0.1, "Shares further than this from one half become one half (IL2A: 0.1; 0.2 for Tiny-ImageNet).", minimum=0
         )
+        prototype_update: str = option(
+            "none",
+            "How old classes follow the drift: none (IL2A), linear (means and covariances, by one ridge map from old "
+            "to new features), or linear-residual (the same, and what the map leaves unexplained is added to the "
+            "covariances).",
+            choices=("none", "linear", "linear-residual"),
+        )
+        drift_ridge: float = option(
+            0.01, "Pull of a linear prototype_update towards the identity, in mean variances of a feature.", minimum=0
+        )
         train_normalisation: bool = option(True, "Let BatchNorm go on learning after the first task (IL2A's code).")
 
     settings: Settings
@@ -145,7 +155,10 @@ class DualAugmentation(Method):
     # -- statistics --------------------------------------------------------------------------------------------
 
     def end_task(self, task: Task, data: TaskImages) -> None:
-        """Store means and covariances of the new classes; the rows of mixed classes go."""
+        """Carry the old Gaussians over if asked to, and store those of the new classes; rows of mixed classes go."""
+        settings = self.settings
+        if task.index > 0 and settings.prototype_update != "none":
+            self.carry_gaussians(data, settings.drift_ridge, settings.prototype_update == "linear-residual")
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
         means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
         self.means = torch.cat([self.means, means.to(self.means)])

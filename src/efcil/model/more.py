@@ -81,8 +81,8 @@ def blend(first: Gaussian, second: Gaussian) -> tuple[torch.Tensor, torch.Tensor
 def _refit_heads(model: Model, method: Method) -> None:
     """Train all heads on samples of the classes' Gaussians."""
     # Equally many of each: how many images a class has had says nothing about how often it will be met.
-    means: torch.Tensor = method.means  # type: ignore[assignment]
-    factors = prototypes.cholesky_factors(method.covariances, REFIT_JITTER)  # type: ignore[arg-type]
+    means: torch.Tensor = method.means
+    factors = prototypes.cholesky_factors(method.covariances, REFIT_JITTER)
     network, device = method.network, model.execution.device
     weight = network.head_weight().detach().clone()
     velocity = torch.zeros_like(weight)
