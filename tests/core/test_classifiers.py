@@ -107,7 +107,7 @@ def test_every_classifier_tells_well_separated_classes_apart(name: str) -> None:
     means = 4.0 * torch.eye(6)[:CLASSES] + 1.0
     labels = torch.arange(200) % CLASSES
     features = means[labels] + 0.3 * torch.randn(200, 6, generator=generator)
-    kept = ClassStatistics(means, 0.09 * torch.eye(6).expand(CLASSES, -1, -1))
+    kept = ClassStatistics(means, 0.09 * torch.eye(6).expand(CLASSES, -1, -1), heads=torch.zeros(CLASSES, 6))
     scores = classifiers.CLASSIFIERS[name][1](kept)(features)
     assert scores.shape == (200, CLASSES)
     assert torch.equal(scores.argmax(dim=1), labels)
@@ -119,6 +119,23 @@ def test_a_class_of_one_image_has_finite_scores(name: str) -> None:
     assert bool(torch.isfinite(classifiers.CLASSIFIERS[name][1](kept)(torch.rand(7, 4))).all())
 
 
+def test_rebalancing_undoes_a_preference_for_the_newest_classes() -> None:
+    generator = torch.Generator().manual_seed(3)
+    means = torch.rand(CLASSES, 6, generator=generator) + 2.0 * torch.eye(6)[:CLASSES]
+    heads = means.clone()
+    heads[-1] += 1.0  # larger weights than the others: nearly everything is taken for the last class
+    labels = torch.arange(400) % CLASSES
+    features = means[labels] + 0.3 * torch.randn(400, 6, generator=generator)
+    biased = float(((features @ heads.T).argmax(dim=1) == labels).float().mean())
+    kept = ClassStatistics(means, 0.09 * torch.eye(6).expand(CLASSES, -1, -1), heads=heads)
+    scores = classifiers.rebalanced(kept)(features)
+    assert biased < 0.6
+    assert float((scores.argmax(dim=1) == labels).float().mean()) > biased + 0.2
+    assert torch.equal(scores, classifiers.rebalanced(kept)(features))
+    with pytest.raises(SettingsError, match="needs trained heads"):
+        classifiers.rebalanced(ClassStatistics(means, kept.covariances))
+
+
 def test_what_is_possible_follows_from_what_is_kept() -> None:
     assert classifiers.possible(("heads",)) == ("own", "heads")
     assert classifiers.possible(("means",)) == ("own", "nearest-mean")
@@ -126,6 +143,10 @@ def test_what_is_possible_follows_from_what_is_kept() -> None:
     classifiers.check("all", "ewc", ("heads",))
     with pytest.raises(SettingsError, match=r"'ewc' does not keep.*Possible with ewc: own, heads"):
         classifiers.check("bayes", "ewc", ("heads",))
+    with pytest.raises(SettingsError, match="needs class heads, which method 'fecam' does not keep"):
+        classifiers.check("rebalanced", "fecam", ("means", "covariances"))
+    with pytest.raises(SettingsError, match="needs class heads and covariances, which"):
+        classifiers.check("rebalanced", "fetril", ("means",))
     with pytest.raises(SettingsError, match="Did you mean 'mahalanobis'"):
         classifiers.check("mahalonobis", "efc", ("means",))
     with pytest.raises(SettingsError, match="covariances"):

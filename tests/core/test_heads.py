@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from efcil.core.heads import softmax_epoch
+from efcil.core.heads import fit_to_gaussians, softmax_epoch
 from efcil.errors import TrainingError
 
 
@@ -33,3 +33,25 @@ def test_features_that_do_not_fit_are_refused() -> None:
         softmax_epoch(
             torch.zeros(4, 6), torch.zeros(4, 6), torch.zeros(3, 5), torch.zeros(3), batch_size=2, learning_rate=0.1
         )
+
+
+def test_fitting_to_gaussians_approaches_what_many_samples_ask_for() -> None:
+    """On fresh samples the gradient of the loss is smaller afterwards; the given heads stay as they are."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.rand(3, 5, generator=generator) * 2.0
+    covariances = 0.2 * torch.eye(5).expand(2, -1, -1)
+    groups = torch.tensor([0, 1, 1])
+    given = torch.randn(3, 5, generator=generator)
+    before = given.clone()
+    fitted = fit_to_gaussians(given, means, covariances, groups, lambda epoch: torch.Generator().manual_seed(epoch))
+    assert torch.equal(given, before)
+    labels = torch.arange(3).repeat_interleave(2000)
+    features = means[labels] + 0.2**0.5 * torch.randn(6000, 5, generator=generator)
+    losses, lengths = [], []
+    for weight in (before, fitted):
+        weight = weight.clone().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(features @ weight.T, labels)
+        losses.append(loss.item())
+        lengths.append(float(torch.autograd.grad(loss, weight)[0].norm()))
+    assert losses[1] < losses[0]
+    assert lengths[1] < 0.7 * lengths[0]

@@ -31,7 +31,7 @@ def test_loss_in_the_authors_layout() -> None:
             feature = method.network.features(view)
             logits.append(feature @ weight.T)
             labels.append(4 * int(label) + k)
-            drift += float((feature - method.teacher.features(view)).square().sum())
+            drift += (feature - method.teacher.features(view)).square().sum().item()
     current = functional.cross_entropy(torch.cat(logits) / 0.5, torch.tensor(labels))
     torch.testing.assert_close(terms["current"], current)
     replay = functional.cross_entropy(batch.draws["prototypes"] @ weight.T / 0.5, 4 * batch.draws["prototype_labels"])

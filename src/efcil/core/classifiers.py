@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from efcil.core import gaussians, prototypes, svm
 from efcil.core.covariance import shrink
+from efcil.core.heads import fit_to_gaussians
 from efcil.errors import SettingsError, unknown
 
 Classifier = Callable[[Tensor], Tensor]
@@ -22,15 +23,20 @@ Classifier = Callable[[Tensor], Tensor]
 OWN, ALL, HEADS = "own", "all", "heads"
 _JITTER, _SMALLEST_JITTER = 1e-6, 1e-12
 _SVM_SAMPLES = 200
+_REBALANCING_DECAY = 5e-4
 
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """What is kept of the classes seen: means (C, n), covariances (G, n, n) and which of them each class has (C)."""
+    """What is kept of the classes seen: means (C, n), covariances (G, n, n) and which of them each class has (C).
+
+    `heads` (C, n) are the weights of a linear classifier of the same features, where there is one.
+    """
 
     means: Tensor
     covariances: Tensor | None = None
     covariance_of: Tensor | None = None
+    heads: Tensor | None = None
 
     def spread(self) -> tuple[Tensor, Tensor]:
         """Covariances and which of them each class has; an error where none are kept."""
@@ -117,14 +123,32 @@ def machines(statistics: ClassStatistics) -> Classifier:
     return lambda features: fitted.decision(functional.normalize(features, dim=1))
 
 
+def rebalanced(statistics: ClassStatistics) -> Classifier:
+    """The heads trained on with features drawn from every class's Gaussian, equally many of each, as EFC++ does it."""
+    covariances, group_of = statistics.spread()
+    if statistics.heads is None:
+        raise SettingsError("This classifier needs trained heads, and there are none.")
+    device = statistics.means.device
+    weight = fit_to_gaussians(
+        statistics.heads,
+        statistics.means,
+        covariances,
+        group_of,
+        lambda epoch: torch.Generator(device=device).manual_seed(epoch),
+        weight_decay=_REBALANCING_DECAY,
+    )
+    return lambda features: features @ weight.T
+
+
 #: Name -> (what must be kept, builder).
-CLASSIFIERS: dict[str, tuple[str, Callable[[ClassStatistics], Classifier]]] = {
-    "nearest-mean": ("means", nearest_mean),
-    "mahalanobis": ("covariances", mahalanobis),
-    "bayes": ("covariances", bayes),
-    "lda": ("covariances", discriminant),
-    "ridge": ("covariances", ridge),
-    "svm": ("covariances", machines),
+CLASSIFIERS: dict[str, tuple[tuple[str, ...], Callable[[ClassStatistics], Classifier]]] = {
+    "rebalanced": ((HEADS, "covariances"), rebalanced),
+    "nearest-mean": (("means",), nearest_mean),
+    "mahalanobis": (("covariances",), mahalanobis),
+    "bayes": (("covariances",), bayes),
+    "lda": (("covariances",), discriminant),
+    "ridge": (("covariances",), ridge),
+    "svm": (("covariances",), machines),
 }
 NAMES = (OWN, HEADS, *CLASSIFIERS, ALL)
 
@@ -132,7 +156,7 @@ NAMES = (OWN, HEADS, *CLASSIFIERS, ALL)
 def possible(keeps: Collection[str]) -> tuple[str, ...]:
     """Return the classifiers that a method which keeps `keeps` (heads, means, covariances) can be tested with."""
     heads = (HEADS,) if HEADS in keeps else ()
-    return (OWN, *heads, *(name for name, (needed, _) in CLASSIFIERS.items() if needed in keeps))
+    return (OWN, *heads, *(name for name, (needed, _) in CLASSIFIERS.items() if set(needed) <= set(keeps)))
 
 
 def check(name: str, method: str, keeps: Collection[str]) -> None:
@@ -140,9 +164,10 @@ def check(name: str, method: str, keeps: Collection[str]) -> None:
     if name not in NAMES:
         raise unknown("classifier", name, NAMES)
     if name != ALL and name not in possible(keeps):
-        needed = HEADS if name == HEADS else CLASSIFIERS[name][0]
+        needed = (HEADS,) if name == HEADS else CLASSIFIERS[name][0]
+        missing = " and ".join(each for each in needed if each not in keeps)
         raise SettingsError(
-            f"Classifier {name!r} needs class {needed}, which method {method!r} does not keep. "
+            f"Classifier {name!r} needs class {missing}, which method {method!r} does not keep. "
             f"Possible with {method}: {', '.join(possible(keeps))}."
         )
 

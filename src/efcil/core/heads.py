@@ -1,11 +1,16 @@
-"""Training a bias-free linear softmax head on features that already lie on the device."""
+"""Training a bias-free linear softmax head on features that already lie on the device, or that Gaussians give."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from efcil.core import gaussians, prototypes
 from efcil.errors import TrainingError
+
+_EPOCHS, _SAMPLES, _RATE, _MOMENTUM, _BATCH, _JITTER = 50, 100, 1e-3, 0.9, 256, 1e-5
 
 
 @torch.no_grad()
@@ -39,3 +44,33 @@ def softmax_epoch(
         velocity.addmm_(error.T, rows, beta=momentum, alpha=1.0 / len(rows))
         velocity.add_(weight, alpha=weight_decay)
         weight.add_(velocity, alpha=-learning_rate)
+
+
+@torch.no_grad()
+def fit_to_gaussians(
+    weight: Tensor,
+    means: Tensor,
+    covariances: Tensor,
+    covariance_of: Tensor,
+    generator: Callable[[int], torch.Generator],
+    *,
+    weight_decay: float = 0.0,
+) -> Tensor:
+    """Return heads (C, n) trained on, from `weight`, with samples of every class's Gaussian: re-balanced heads.
+
+    Every class has equally many samples, whatever it was trained with; `generator` gives the one of an epoch. Numbers
+    of epochs and samples are fixed, the rest are the values that EFC++ re-balances with.
+    """
+    factors = prototypes.cholesky_factors(covariances, _JITTER)
+    weight = weight.detach().clone()
+    velocity = torch.zeros_like(weight)
+    counts = [_SAMPLES] * len(means)
+    for epoch in range(_EPOCHS):
+        random = generator(epoch)
+        features, labels = gaussians.sample_classes(means, factors, covariance_of, counts, random)
+        order = torch.randperm(len(labels), generator=random, device=random.device)
+        softmax_epoch(
+            weight, velocity, features[order].to(weight.dtype), labels[order],
+            batch_size=_BATCH, learning_rate=_RATE, momentum=_MOMENTUM, weight_decay=weight_decay,
+        )  # fmt: skip
+    return weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -71,6 +72,8 @@ def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
         return lambda images: method.network.logits(method.network.features(images))
     statistics = method.statistics()
     assert statistics is not None
+    if classifiers.HEADS in method.keeps:
+        statistics = replace(statistics, heads=method.network.head_weight())
     built = classifiers.CLASSIFIERS[classifier][1](statistics)
     return lambda images: built(method.embed(images))
 

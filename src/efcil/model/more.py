@@ -10,17 +10,13 @@ import torch
 
 from efcil import seeds
 from efcil.core import gaussians, prototypes
-from efcil.core.heads import softmax_epoch
+from efcil.core.heads import fit_to_gaussians
 from efcil.methods.base import Method
 from efcil.model.card import ModelError, Visit, now
 from efcil.model.model import Model
 
 #: Methods whose means and covariances are those of plain features, and which classify with the heads.
 METHODS = ("efc", "efc++", "fd", "il2a")
-#: Re-fitting the heads on Gaussians, with the values that EFC++ re-balances them with.
-REFIT_EPOCHS, REFIT_RATE, REFIT_MOMENTUM, REFIT_BATCH, REFIT_JITTER = 50, 1e-3, 0.9, 256, 1e-5
-#: Features drawn of every class in an epoch.
-REFIT_SAMPLES = 100
 
 Gaussian = tuple[torch.Tensor, torch.Tensor, int]
 
@@ -81,19 +77,12 @@ def blend(first: Gaussian, second: Gaussian) -> tuple[torch.Tensor, torch.Tensor
 def _refit_heads(model: Model, method: Method) -> None:
     """Train all heads on samples of the classes' Gaussians."""
     # Equally many of each: how many images a class has had says nothing about how often it will be met.
-    means: torch.Tensor = method.means
-    factors = prototypes.cholesky_factors(method.covariances, REFIT_JITTER)
-    network, device = method.network, model.execution.device
-    weight = network.head_weight().detach().clone()
-    velocity = torch.zeros_like(weight)
-    which = torch.arange(len(means), device=device)
-    for epoch in range(REFIT_EPOCHS):
-        generator = seeds.generator(device, model.card.settings.seed, "more", len(model.card.visits), epoch)
-        features, labels = gaussians.sample_classes(means, factors, which, [REFIT_SAMPLES] * len(means), generator)
-        order = torch.randperm(len(labels), generator=generator, device=device)
-        softmax_epoch(
-            weight, velocity, features[order], labels[order],
-            batch_size=REFIT_BATCH, learning_rate=REFIT_RATE, momentum=REFIT_MOMENTUM,
-        )  # fmt: skip
+    network, device, card = method.network, model.execution.device, model.card
+    which = torch.arange(len(method.means), device=device)
+
+    def generator(epoch: int) -> torch.Generator:
+        return seeds.generator(device, card.settings.seed, "more", len(card.visits), epoch)
+
+    weight = fit_to_gaussians(network.head_weight(), method.means, method.covariances, which, generator)
     for head, rows in zip(network.heads, weight.split(network.head_sizes), strict=True):
         head.copy_(rows)
