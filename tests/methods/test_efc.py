@@ -9,6 +9,8 @@ import torch
 from checks import SHORT, check_round_trip, short_stream
 from torch.nn import functional
 
+from efcil.core import transport
+from efcil.core.covariance import low_rank, ranks
 from efcil.methods.base import Method
 
 
@@ -82,7 +84,14 @@ def test_means_follow_the_drift_and_covariances_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "groups"), [("class", list(range(8))), ("task", [0, 0, 0, 0, 1, 2, 2, 2]), ("last-task", [0] * 8)]
+    ("kind", "groups"),
+    [
+        ("class", list(range(8))),
+        ("task", [0, 0, 0, 0, 1, 2, 2, 2]),
+        ("last-task", [0] * 8),
+        ("low-rank", list(range(8))),
+        ("diagonal", list(range(8))),
+    ],
 )
 def test_covariances_kept(kind: str, groups: list[int]) -> None:
     stream = short_stream()
@@ -90,3 +99,40 @@ def test_covariances_kept(kind: str, groups: list[int]) -> None:
     assert method.covariance_of.tolist() == groups
     assert len(method.covariances) == max(groups) + 1
     check_round_trip(stream, method, "efc", covariance=kind)
+
+
+@pytest.mark.parametrize("name", ["efc", "efc++"])
+@pytest.mark.parametrize("kind", ["low-rank", "diagonal"])
+def test_covariances_in_short(kind: str, name: str) -> None:
+    """They are those of the plain run (training does not reach the first task's), shortened; only that is stored."""
+    stream = short_stream()
+    full, short = stream.start(name), stream.start(name, covariance=kind, covariance_share=0.9)
+    stored = short.stored()
+    assert "covariances" not in stored
+    assert stored["compact"].numel() < 0.7 * full.stored()["covariances"].numel()
+    if kind == "diagonal":
+        expected = torch.diag_embed(full.covariances.diagonal(dim1=1, dim2=2))
+    else:
+        factors = low_rank(full.covariances, 0.9)
+        expected = factors @ factors.mT
+        kept = short.covariances.diagonal(dim1=1, dim2=2).sum(dim=1)
+        assert bool((kept / full.covariances.diagonal(dim1=1, dim2=2).sum(dim=1) >= 0.9 - 1e-4).all())
+    torch.testing.assert_close(short.covariances, expected)
+    stream.learn(short, 1, SHORT)
+    torch.testing.assert_close(short.covariances[:4], expected, rtol=1e-4, atol=1e-6)
+    assert len(short.covariances) == len(short.means) == 5
+    again = stream.make(name, covariance=kind, covariance_share=0.9)
+    again.load_tensors({key: value.clone() for key, value in short.state_dict().items()})
+    torch.testing.assert_close(again.covariances, short.covariances)
+
+
+def test_a_map_carries_low_rank_covariances_without_loss() -> None:
+    stream = short_stream()
+    settings = {"covariance": "low-rank", "covariance_share": 0.9, "prototype_update": "linear"}
+    method = stream.start("efc", **settings)
+    before, width = method.covariances.clone(), method.compact.shape[2]
+    stream.train(method, 1, SHORT)
+    carried = transport.ridge_map(*method.before_and_after(stream.data[1]), 0.01)
+    stream.end(method, 1)
+    torch.testing.assert_close(method.covariances[:4], carried.covariances(before), rtol=1e-3, atol=1e-4)
+    assert int(ranks(method.compact[:4]).max()) <= width

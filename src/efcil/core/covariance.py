@@ -1,9 +1,10 @@
-"""Cheaper descriptions of class covariances: shared by a task, shrunk, or of low rank."""
+"""Cheaper descriptions of class covariances: shared by a task, shrunk, of low rank, or diagonal."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from efcil.errors import TrainingError
 
@@ -49,6 +50,12 @@ def low_rank(covariances: Tensor, explained: float) -> Tensor:
     for index, factor in enumerate(kept):
         factors[index, :, : factor.shape[1]] = factor
     return factors
+
+
+def join_factors(first: Tensor, second: Tensor) -> Tensor:
+    """Both sets of factors (C, n, r) and (D, n, s) as one (C + D, n, max(r, s)), filled up with zero columns."""
+    width = max(first.shape[2], second.shape[2])
+    return torch.cat([functional.pad(each, (0, width - each.shape[2])) for each in (first, second)])
 
 
 def ranks(factors: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from efcil.core import drift, gaussians, prototypes
-from efcil.core.covariance import task_average
+from efcil.core.covariance import join_factors, low_rank, task_average
 from efcil.core.elastic import elastic_loss
 from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
 from efcil.core.losses import cross_entropy
@@ -17,6 +17,8 @@ from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
+
+_IN_SHORT = ("low-rank", "diagonal")
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,15 @@ class ElasticSettings:
     drift_sigma: float = option(0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6)
     covariance: str = option(
         "class",
-        "Covariances kept: one per class, one per task (average of its classes), or only the last task's.",
-        choices=("class", "task", "last-task"),
+        "Covariances kept: one per class, one per task (average of its classes), or only the last task's; or one per "
+        "class in short: low-rank (leading eigenvectors) or diagonal (variances alone).",
+        choices=("class", "task", "last-task", *_IN_SHORT),
+    )
+    covariance_share: float = option(
+        0.99,
+        "Share of a class's variance that low-rank covariances keep (EFC paper: 0.9, 0.95 and 0.99).",
+        minimum=1e-3,
+        maximum=1,
     )
     jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
 
@@ -75,6 +84,7 @@ class ElasticFeatureConsolidation(Method):
     means: Tensor
     covariances: Tensor
     covariance_of: Tensor
+    compact: Tensor
     factors: Tensor
     penalty: Tensor
 
@@ -83,7 +93,11 @@ class ElasticFeatureConsolidation(Method):
         size = network.feature_size
         self.register_buffer("feature_matrix", torch.zeros(size, size))
         self.register_buffer("means", torch.zeros(0, size))
-        self.register_buffer("covariances", torch.zeros(0, size, size))
+        # Where covariances are kept in short, that is what is saved; the full ones are put together again from it.
+        kind = self.settings.covariance
+        self.register_buffer("covariances", torch.zeros(0, size, size), persistent=kind not in _IN_SHORT)
+        if kind in _IN_SHORT:
+            self.register_buffer("compact", torch.zeros(0, size, 0) if kind == "low-rank" else torch.zeros(0, size))
         self.register_buffer("covariance_of", torch.zeros(0, dtype=torch.int64))
         # Derived from the above, needed while a task trains, never saved.
         self.register_buffer("factors", torch.zeros(0, size, size), persistent=False)
@@ -100,6 +114,7 @@ class ElasticFeatureConsolidation(Method):
 
     def restored(self) -> None:
         """Factorise the covariances and put the penalty matrix together."""
+        self._spell_out()
         settings = self.settings
         factors = prototypes.cholesky_factors(self.covariances, settings.jitter)
         self.factors = factors.to(self.covariances.dtype)
@@ -177,7 +192,10 @@ class ElasticFeatureConsolidation(Method):
             pairs = self.before_and_after(data)
             self.means = drift.compensate(self.means, *pairs, self.feature_matrix, settings.drift_sigma)
         else:
-            self.carry_gaussians(data, settings.drift_ridge, settings.prototype_update == "linear-residual")
+            residual = settings.prototype_update == "linear-residual"
+            self.carry_gaussians(data, settings.drift_ridge, residual)
+            # A map alone does not raise a rank, so that nothing needs to be left out once more.
+            self._shorten(settings.covariance_share if residual else 1.0)
 
     def _measure_feature_matrix(self, task: Task, data: TaskImages) -> Tensor:
         weight = self.network.head_weight()
@@ -195,7 +213,7 @@ class ElasticFeatureConsolidation(Method):
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
         means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
         groups = torch.arange(task.classes, device=means.device)
-        if self.settings.covariance != "class":
+        if self.settings.covariance in ("task", "last-task"):
             covariances = task_average(covariances, torch.zeros_like(groups), 1)
             groups = torch.zeros_like(groups)
         self.means = torch.cat([self.means, means.to(self.means.dtype)])
@@ -204,4 +222,34 @@ class ElasticFeatureConsolidation(Method):
             self.covariance_of = torch.zeros(len(self.means), dtype=torch.int64, device=groups.device)
         else:
             self.covariance_of = torch.cat([self.covariance_of, groups + len(self.covariances)])
-            self.covariances = torch.cat([self.covariances, covariances.to(self.covariances.dtype)])
+            self._append(covariances.to(self.covariances.dtype))
+
+    # -- covariances in short ----------------------------------------------------------------------------------
+
+    def _append(self, covariances: Tensor) -> None:
+        """Add the covariances of new classes, in the form that they are kept in."""
+        kind = self.settings.covariance
+        if kind == "low-rank":
+            self.compact = join_factors(self.compact, low_rank(covariances, self.settings.covariance_share))
+        elif kind == "diagonal":
+            self.compact = torch.cat([self.compact, covariances.diagonal(dim1=1, dim2=2)])
+        else:
+            self.covariances = torch.cat([self.covariances, covariances])
+        self._spell_out()
+
+    def _shorten(self, share: float) -> None:
+        """Bring the full covariances, which have changed, into the form that they are kept in."""
+        kind = self.settings.covariance
+        if kind == "low-rank":
+            self.compact = low_rank(self.covariances, share)
+        elif kind == "diagonal":
+            self.compact = self.covariances.diagonal(dim1=1, dim2=2).clone()
+        self._spell_out()
+
+    def _spell_out(self) -> None:
+        """Put the full covariances together from what is kept of them."""
+        kind = self.settings.covariance
+        if kind == "low-rank":
+            self.covariances = self.compact @ self.compact.mT
+        elif kind == "diagonal":
+            self.covariances = torch.diag_embed(self.compact)

@@ -57,7 +57,8 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
             head.requires_grad_(False)
 
     def restored(self) -> None:
-        """Nothing is derived: no prototype is drawn while the backbone trains."""
+        """Nothing is needed but the covariances: no prototype is drawn while the backbone trains."""
+        self._spell_out()
 
     def previous_images(self, task: Task) -> int:
         """No image is shown twice."""

@@ -30,7 +30,8 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable]) -> 
     card, method = model.card, model.twin()
     classes = len(card.classes)
     means, covariances = getattr(method, "means", None), getattr(method, "covariances", None)
-    if card.settings.method not in METHODS or means is None or covariances is None or len(covariances) != classes:
+    whole = "covariances" in method.state_dict() and covariances is not None and len(covariances) == classes
+    if card.settings.method not in METHODS or means is None or covariances is None or not whole:
         raise ModelError(
             f"{card.settings.method}, with its present settings, does not keep a mean and a covariance per class "
             f"that more images could be blended into. Methods that do ({', '.join(METHODS)}) can learn more of them; "

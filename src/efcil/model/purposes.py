@@ -69,7 +69,7 @@ PURPOSES = (
         "a single image is that image's feature vector.",
     ),
     Purpose(
-        r"(base\.)?covariances",
+        r"(base\.)?(covariances|compact)",
         "class covariances",
         "spread of a class's features, to draw features that resemble it",
         _STATISTICS + _SPAN,
