@@ -34,7 +34,7 @@ from efcil.settings import (
     to_yaml,
     validate,
 )
-from efcil.settings.resolution import differences
+from efcil.settings.resolution import differences, pin
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -579,3 +579,29 @@ def test_settings_and_help_do_not_import_torch() -> None:
     code = "import sys, efcil.cli; assert efcil.cli.main(['run', '--help']) == 0; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
+
+
+class TestOlderRecords:
+    """Settings that did not exist when a run was recorded: what was in effect then, whatever the default is now."""
+
+    def older(self, method: str, setting: str) -> dict[str, Any]:
+        stored = identity(Settings(method=method))
+        del stored["method_settings"][setting]
+        return stored
+
+    def test_a_setting_that_was_added_without_changing_anything_makes_no_difference(self) -> None:
+        assert differences(self.older("efc", "covariance_share"), identity(Settings(method="efc"))) == {}
+
+    @pytest.mark.parametrize("method", ["ldc", "dpcr"])
+    def test_a_setting_whose_default_is_not_what_was_done_before(self, method: str) -> None:
+        stored = self.older(method, "views")
+        assert differences(stored, identity(Settings(method=method))) == {
+            "method_settings.views": ("augmented", "plain")
+        }
+        again = pin(Settings(method=method), stored, Path("settings.yaml"))
+        assert again.overrides == {"views": "augmented"}
+        assert differences(stored, identity(again)) == {}
+
+    def test_a_method_that_is_gone_is_compared_as_it_was_recorded(self) -> None:
+        stored = {**identity(Settings()), "method": "gone"}
+        assert differences(stored, stored) == {}

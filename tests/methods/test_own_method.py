@@ -163,3 +163,14 @@ def test_what_is_wrong_with_a_file_is_said(
     monkeypatch.setenv(methods.VARIABLE, str(file))
     with pytest.raises(SettingsError, match=message):
         found()
+
+
+def test_files_of_one_name_are_two_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "mine.py", f"mine-{name}")
+    monkeypatch.setenv(methods.VARIABLE, os.pathsep.join(str(tmp_path / name) for name in ("one", "two")))
+    classes = found()
+    for name in ("one", "two"):
+        module = sys.modules[classes[f"mine-{name}"].__module__]
+        assert Path(module.__file__ or "") == tmp_path / name / "mine.py"

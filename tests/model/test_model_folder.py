@@ -103,6 +103,15 @@ def test_cards_round_trip(labels: list[Any], data: st.DataObject, trained: Path)
     assert read_card(json.loads(json.dumps(card.to_json()))) == card
 
 
+def test_a_card_from_before_a_setting_existed_means_what_was_done_then(trained: Path) -> None:
+    facts = json.loads(json.dumps(description(trained)["facts"]))
+    facts["settings"]["method"] = "ldc"
+    facts["resolved"]["method"] = {"map": "ridge"}
+    card = read_card(facts)
+    assert (card.resolved.method.map, card.resolved.method.views) == ("ridge", "augmented")
+    assert card.to_json()["resolved"]["method"]["views"] == "augmented"
+
+
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 

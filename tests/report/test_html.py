@@ -86,7 +86,8 @@ def test_a_page_shows_means_curves_matrices_losses_and_commands(tmp_path: Path) 
     # A row and its curve have one colour.
     curves = next(chart for chart in charts if "over task" in (chart.get("aria-label") or ""))
     assert [circle.get("fill") for circle in curves.iter("circle")] == 2 * [COLOURS[0]] + 2 * [COLOURS[1]]
-    assert "http" not in page.replace("https://", ""), "The page needs nothing from elsewhere."
+    for outside in ("http:", "https:", "src=", "href=", "url(", "@import"):
+        assert outside not in page, "The page needs nothing from elsewhere."
 
 
 def test_metrics_are_chosen(tmp_path: Path) -> None:
@@ -157,3 +158,36 @@ def test_ticks_are_round_and_cover(low: float, high: float) -> None:
 
 def test_every_line_looks_different() -> None:
     assert len({style(index) for index in range(32)}) == 32
+
+
+def test_tasks_that_were_not_measured_are_gaps(tmp_path: Path) -> None:
+    """Joint training may be measured after the last task alone."""
+    for seed in (0, 1):
+        write_run(tmp_path, "joint", seed, [math.nan, 60.0 + seed])
+    write_run(tmp_path, "efc", 0, [80.0, 40.0])
+    page = page_of(tmp_path)
+    assert "60.50 ± 0.71" in text_of(page)
+    curves = re.search(r"<svg viewBox[^>]*over task.*?</svg>", page, re.DOTALL)
+    assert curves is not None
+    fills = [circle.get("fill") for circle in ElementTree.fromstring(curves.group()).iter("circle")]
+    assert fills == 2 * [COLOURS[0]] + [COLOURS[1]]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "epoch"},
+        {"kind": "epoch", "losses": None},
+        {"kind": "epoch", "losses": {"huge": 9e15}},
+        {"kind": "epoch", "losses": {"huge": "text"}},
+        {"kind": "epoch", "losses": {"tiny": 1e-323}},
+    ],
+)
+def test_odd_records_do_not_spoil_the_page(tmp_path: Path, line: dict[str, Any]) -> None:
+    odd = {"hardware": "none", "versions": [], "execution": 3}
+    write_run(tmp_path, "efc", 0, [90.0, 50.0], **odd).append_metrics(line)
+    assert "unknown hardware" in text_of(page_of(tmp_path))
+
+
+def test_numbers_beyond_all_bounds_are_not_drawn() -> None:
+    assert line_chart([Line("a", [1, 2], [1e308, -1e308])], "x", "y") == "<p>Nothing was measured.</p>"

@@ -17,7 +17,7 @@ from efcil.report import FORMATS, METRICS, Table, matrices_text, matrix_text, pa
 from efcil.report.paper import published
 from efcil.report.render import escape_latex
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import method_settings
+from efcil.settings import Settings, method_settings
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "paper" / "tables.csv"
 
@@ -350,3 +350,14 @@ class TestMatrix:
 def test_metric_names_are_those_of_the_summary(runs: Path) -> None:
     summary = RunFolder(runs / "digits" / "cs5" / "efc+epochs=5" / "seed0").read_summary()
     assert set(METRICS) <= set(summary)
+
+
+def test_seeds_with_other_settings_than_their_label_shows_are_noted(tmp_path: Path) -> None:
+    """A default that has changed since the first seed was run is in no label."""
+    for seed, changes in ((0, {"shrink_rest": 1.0}), (1, {}), (2, {})):
+        run = write_run(tmp_path, "cifar100", "cs10", "fecam", seed)
+        run.write_settings(Settings(method="fecam", dataset="cifar100", scenario="cs10", seed=seed, overrides=changes))
+    (row,) = table(find_runs([tmp_path])).rows
+    assert row.notes == ("seeds with different settings: method_settings.shrink_rest",)
+    (row,) = table(find_runs([tmp_path / "cifar100" / "cs10" / "fecam" / f"seed{seed}" for seed in (1, 2)])).rows
+    assert row.notes == ()

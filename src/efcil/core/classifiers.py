@@ -61,7 +61,7 @@ def nearest_mean(statistics: ClassStatistics, normalise: bool = False) -> Classi
 def mahalanobis(
     statistics: ClassStatistics, diagonal: float = 1.0, off_diagonal: float = 1.0, normalise: bool = True
 ) -> Classifier:
-    """Minus the squared Mahalanobis distance to every class, as in FeCAM.
+    """Minus the squared Mahalanobis distance to every class, as in FeCAM, which shrinks by more than these defaults.
 
     A covariance S is shrunk to S + diagonal * v I + off_diagonal * u (1 - I), with v the mean of its diagonal and u
     that of the rest, and with `normalise` turned into a correlation matrix; features and means then have unit length.
@@ -116,7 +116,7 @@ def machines(statistics: ClassStatistics) -> Classifier:
     """Linear support vector machines fitted to features drawn from every class's Gaussian, scaled to unit length."""
     covariances, group_of = statistics.spread()
     factors = prototypes.cholesky_factors(covariances)
-    generator = torch.Generator(device=statistics.means.device).manual_seed(0)
+    generator = torch.Generator().manual_seed(0)  # the CPU's: the same classifier on every device
     counts = [_SVM_SAMPLES] * len(statistics.means)
     drawn, labels = gaussians.sample_classes(statistics.means, factors, group_of, counts, generator)
     fitted = svm.fit(functional.normalize(drawn, dim=1), labels, len(counts))
@@ -128,13 +128,12 @@ def rebalanced(statistics: ClassStatistics) -> Classifier:
     covariances, group_of = statistics.spread()
     if statistics.heads is None:
         raise SettingsError("This classifier needs trained heads, and there are none.")
-    device = statistics.means.device
     weight = fit_to_gaussians(
         statistics.heads,
         statistics.means,
         covariances,
         group_of,
-        lambda epoch: torch.Generator(device=device).manual_seed(epoch),
+        lambda epoch: torch.Generator().manual_seed(epoch),  # the CPU's: the same classifier on every device
         weight_decay=_REBALANCING_DECAY,
     )
     return lambda features: features @ weight.T

@@ -6,6 +6,7 @@ installed package announces as an entry point of the group `efcil.methods`.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -70,7 +71,8 @@ def _modules() -> Iterator[ModuleType]:
 
 
 def _from_file(file: Path) -> ModuleType:
-    name = f"efcil_methods.{file.stem}"
+    # Two files may have one name; a module has one place.
+    name = f"efcil_methods.{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise SettingsError(f"${VARIABLE} names {file}, which is not a Python file.")

@@ -32,6 +32,7 @@ class DualProjection(LearningWithoutForgetting):
             "plain",
             "Images that class moments are taken of: plain, as they are (usual in DPCR's framework), or augmented.",
             choices=VIEWS,
+            before="augmented",
         )
         map_ridge: float = option(1e-9, "Penalty of the map from old to new features (DPCR).", minimum=0)
         projection: bool = option(

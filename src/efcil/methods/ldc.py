@@ -28,7 +28,10 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
         """The settings of LwF, and those of the map."""
 
         views: str = option(
-            "plain", "Images that class means are taken of: plain, as they are (LDC), or augmented.", choices=VIEWS
+            "plain",
+            "Images that class means are taken of: plain, as they are (LDC), or augmented.",
+            choices=VIEWS,
+            before="augmented",
         )
         map: str = option(
             "learned",

@@ -18,7 +18,7 @@ from efcil.core import classifiers
 from efcil.data.augment import AUGMENTATIONS, Normalisation
 from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.network.resnet import NETWORKS
-from efcil.settings import Recipe, Resolved, Settings, method_settings
+from efcil.settings import Recipe, Resolved, Settings, completed, method_settings
 from efcil.settings.options import build
 
 #: Version of what a card says. Raised when a reader of the version before would misunderstand it.
@@ -169,7 +169,7 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
             augmentation=resolved["augmentation"],
             first_task=build(Recipe, _mapping(resolved["first_task"])),
             later=build(Recipe, _mapping(resolved["later"])),
-            method=method_settings(cls, _mapping(resolved["method"])),
+            method=method_settings(cls, completed(cls, _mapping(resolved["method"]))),
         ),
         image_size=whole(facts["image_size"], 1, LARGEST_IMAGE),
         normalisation=Normalisation(_triple(normalisation["mean"]), _triple(normalisation["std"])),

@@ -13,7 +13,7 @@ from efcil.data.augment import Normalisation
 from efcil.errors import EfcilError
 from efcil.model.card import LARGEST_IMAGE, Card, LearnedClass, ModelError, Visit, check_consistency, whole
 from efcil.presets import presets
-from efcil.settings import Settings, method_settings, resolve
+from efcil.settings import Settings, completed, method_settings, resolve
 
 #: What engine/checkpoint.py calls the state of a run.
 STEM = "state"
@@ -45,7 +45,9 @@ def _card(facts: Mapping[str, Any], date: str) -> Card:
     tasks = [task for task, count in enumerate(sizes) for _ in range(count)]
     return Card(
         settings=settings,
-        resolved=replace(resolve(settings, size), method=method_settings(cls, facts["method_settings"])),
+        resolved=replace(
+            resolve(settings, size), method=method_settings(cls, completed(cls, facts["method_settings"]))
+        ),
         image_size=size,
         normalisation=Normalisation(tuple(facts["normalisation"]["mean"]), tuple(facts["normalisation"]["std"])),
         # A run does not keep how many images a class had.

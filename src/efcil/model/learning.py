@@ -22,7 +22,7 @@ from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Progress
 from efcil.engine.trainer import Position, Trainer
 from efcil.methods.base import Method, Task
-from efcil.model.card import LearnedClass, ModelError, Visit, encode_label, now
+from efcil.model.card import LearnedClass, ModelError, Visit, encode_label, now, read_card
 from efcil.model.format import PARTIAL
 from efcil.model.images import InputError, sorted_classes
 from efcil.model.model import Model
@@ -195,8 +195,9 @@ class _Journal:
             saved = checkpoint.read_and_tidy(folder)
             if saved.facts["task"]["card"]["visits"] != self.facts["task"]["card"]["visits"]:
                 return None  # that task was finished, and the process killed just before it could remove this
-            if saved.facts["task"] != self.facts["task"]:
-                raise ModelError(self._other(saved.facts["task"]))
+            task = saved.facts["task"] | {"card": _as_written_now(saved.facts["task"]["card"])}
+            if task != self.facts["task"]:
+                raise ModelError(self._other(task))
             if saved.facts["execution"] != self.facts["execution"]:
                 say("The task was under way with another device, precision or version of efcil; it begins anew.")
                 return None
@@ -217,6 +218,11 @@ class _Journal:
             f"The model is in the middle of learning {names}, and this command has {different}. Give the command that "
             "was interrupted again to go on, or add --discard to throw the unfinished task away."
         )
+
+
+def _as_written_now(card: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved card as this version would write it: settings may have been added since."""
+    return json.loads(json.dumps(read_card(card).to_json()))
 
 
 def _refuse_unknown(labels: list[Hashable]) -> None:

@@ -33,8 +33,10 @@ def style(index: int) -> tuple[str, str]:
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Return round numbers that cover low..high, some `about` of them."""
     if not high > low:
-        low, high = low - 0.5, high + 0.5
+        low, high = low - max(0.5, abs(low) / 1000), high + max(0.5, abs(high) / 1000)
     raw = (high - low) / about
+    if not (math.isfinite(raw) and raw > 1e-300):
+        return [low, high]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -50,7 +52,7 @@ def line_chart(lines: Sequence[Line], x_title: str, y_title: str, *, whole_x: bo
         for sign in (-1, 1)
         if math.isfinite(y)
     ]
-    if not reach:
+    if not reach or not math.isfinite(max(reach) - min(reach)):
         return "<p>Nothing was measured.</p>"
     places = [x for line in lines for x in line.x]
     low_x, high_x = min(places), max(places)

@@ -15,7 +15,7 @@ import numpy as np
 import efcil
 from efcil.errors import EfcilError
 from efcil.report.charts import Line, line_chart, style
-from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Table
+from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Table, mapping
 
 MEANINGS = {
     "A_step": "A_step is the accuracy over all classes after the last task.",
@@ -126,11 +126,12 @@ def _curve(row: Row) -> Line:
     for run in row.runs:
         values = _quietly(run.read_summary).get("A_step_per_task")
         if isinstance(values, list):
-            per_seed.append([math.nan if value is None else float(value) for value in values])
+            per_seed.append([float(value) if isinstance(value, int | float) else math.nan for value in values])
     if not per_seed or len({len(values) for values in per_seed}) > 1:
         return Line(row.label, [], [])  # it keeps its colour for the row
     columns = list(zip(*per_seed, strict=True))
-    deviations = [statistics.stdev(column) if len(column) > 1 else None for column in columns]
+    whole = [len(column) > 1 and all(map(math.isfinite, column)) for column in columns]
+    deviations = [statistics.stdev(column) if known else None for column, known in zip(columns, whole, strict=True)]
     means = [statistics.fmean(column) for column in columns]
     return Line(row.label, [float(task + 1) for task in range(len(means))], means, deviations)
 
@@ -196,13 +197,14 @@ def _shaded(value: float) -> str:
 
 def _losses(row: Row) -> str:
     """The terms of the loss over all epochs of the first seed, one chart for every term."""
-    lines = [line for line in _quietly(row.runs[0].read_metrics, []) if line.get("kind") == "epoch"]
-    terms = dict.fromkeys(term for line in lines for term in line.get("losses", {}))
+    lines = [line for line in _quietly(row.runs[0].read_metrics, []) if isinstance(line, dict)]
+    losses = [mapping(line, "losses") for line in lines if line.get("kind") == "epoch"]
+    terms = dict.fromkeys(term for each in losses for term in each)
     charts = []
     for term in terms:
         # Where a task lacks a term, the line has a gap.
-        values = [line["losses"].get(term) for line in lines]
-        y = [math.nan if value is None else float(value) for value in values]
+        values = [each.get(term) for each in losses]
+        y = [float(value) if isinstance(value, int | float) else math.nan for value in values]
         chart = line_chart([Line(term, [float(i + 1) for i in range(len(y))], y)], "epoch, over all tasks", term)
         charts.append(f"<figure>{chart}</figure>")
     return f"<h3>Loss, seed {row.seeds[0]}</h3>{''.join(charts)}" if charts else ""
@@ -212,9 +214,9 @@ def _provenance(row: Row) -> str:
     facts: dict[str, list[int]] = {}
     for seed, run in zip(row.seeds, row.runs, strict=True):
         summary = _quietly(run.read_summary)
-        hardware, versions = summary.get("hardware") or {}, summary.get("versions") or {}
-        on_gpu = (summary.get("execution") or {}).get("device") == "cuda"
-        where = (hardware.get("gpus") or [""])[0] if on_gpu else hardware.get("cpu", "")
+        hardware, versions = mapping(summary, "hardware"), mapping(summary, "versions")
+        gpus, on_gpu = hardware.get("gpus"), mapping(summary, "execution").get("device") == "cuda"
+        where = hardware.get("cpu") if not on_gpu else gpus[0] if isinstance(gpus, list) and gpus else None
         changed = " with uncommitted changes" if summary.get("uncommitted_changes") else ""
         said = (
             f"<code>{escape(str(summary.get('command') or 'no command recorded'))}</code><br>"

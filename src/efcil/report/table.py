@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from efcil.errors import EfcilError
 from efcil.report.paper import PaperValue, paper_value
 from efcil.runfolder import RunFolder
+from efcil.settings.resolution import differences
 
 # Name in summary.json -> heading. Accuracies and forgetting are in percent.
 METRICS = {
@@ -113,9 +115,9 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
     ours = _statistics(summaries, tuple(METRICS))
     found = {metric: paper_value(*key, metric) for metric in METRICS}
     paper = {metric: value for metric, value in found.items() if value is not None}
-    beside = [_mapping(summary, "classifiers") for summary in summaries]
+    beside = [mapping(summary, "classifiers") for summary in summaries]
     others = {
-        name: _statistics([_mapping(each, name) for each in beside], CLASSIFIER_METRICS)
+        name: _statistics([mapping(each, name) for each in beside], CLASSIFIER_METRICS)
         for name in dict.fromkeys(name for each in beside for name in each)
     }
     own = {metric: ours[metric] for metric in CLASSIFIER_METRICS if metric in ours}
@@ -127,6 +129,7 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
         classifiers={"own": own, **others} if others else {},
         notes=(
             *_differences(summaries, "versions of the method", _version),
+            *_unlike([run for run, _ in members]),
             *_differences(summaries, "ways of computing", _computing),
             *_missing(ours, others, len(summaries)),
         ),
@@ -155,13 +158,24 @@ def _differences(
     return (f"seeds of different {what}: {', '.join(listed)}",)
 
 
+def _unlike(runs: Sequence[RunFolder]) -> tuple[str, ...]:
+    """Return a note where runs differ in what their label does not show, such as a default that has changed."""
+    identities = []
+    for run in runs:
+        with suppress(EfcilError):
+            identities.append(run.read_identity() or {})
+    known = [identity for identity in identities if identity]
+    names = {name for other in known[1:] for name in differences(known[0], other)} - {"seed", "class_seed"}
+    return (f"seeds with different settings: {', '.join(sorted(names))}",) if names else ()
+
+
 def _version(summary: dict[str, Any]) -> str | None:
     digest = summary.get("method_source")
     return digest[:8] if isinstance(digest, str) else None
 
 
 def _computing(summary: dict[str, Any]) -> str | None:
-    execution = _mapping(summary, "execution")
+    execution = mapping(summary, "execution")
     if not {"precision", "path", "deterministic"} <= execution.keys():
         return None
     return f"{execution['precision']} {execution['path']}" + (" deterministic" if execution["deterministic"] else "")
@@ -179,7 +193,8 @@ def _missing(ours: dict[str, Statistic], others: dict[str, dict[str, Statistic]]
     return tuple(f"not measured for all seeds: {', '.join(n)} ({k} of {seeds})" for k, n in names.items())
 
 
-def _mapping(summary: dict[str, Any], name: str) -> dict[str, Any]:
+def mapping(summary: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the part of a summary called `name`, nothing where it is not there or is something else."""
     value = summary.get(name)
     return value if isinstance(value, dict) else {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from efcil.settings.grid import GRID_FIELDS, expand, load_config, read_config, to_yaml
 from efcil.settings.model import NAMED_CLASS_ORDERS, Recipe, Settings
-from efcil.settings.options import Option, coerce, method_settings, option, options
+from efcil.settings.options import Option, coerce, completed, method_settings, option, options
 from efcil.settings.resolution import Resolved, identity, label, resolve, scenario_name, validate
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Resolved",
     "Settings",
     "coerce",
+    "completed",
     "documentation",
     "expand",
     "identity",

@@ -33,6 +33,7 @@ class Option:
     group: str = "general"
     minimum: float | None = None
     maximum: float | None = None
+    before: Any = None
 
     @property
     def flags(self) -> str:
@@ -76,8 +77,12 @@ def option(
     group: str = "general",
     minimum: float | None = None,
     maximum: float | None = None,
+    before: Any = None,
 ) -> Any:
-    """Return a dataclass field that carries its documentation. Mutable defaults are copied for every instance."""
+    """Return a dataclass field that carries its documentation. Mutable defaults are copied for every instance.
+
+    `before` is what records from before this setting existed mean by not having it, where that is not the default.
+    """
     metadata = {
         _KEY: {
             "help": help,
@@ -87,6 +92,7 @@ def option(
             "group": group,
             "minimum": minimum,
             "maximum": maximum,
+            "before": before,
         }
     }
     if isinstance(default, dict | list):
@@ -123,6 +129,13 @@ def build(cls: type[Instance], values: Mapping[str, Any], kind: str = "setting")
         if name not in known:
             raise unknown(kind, str(name), known)
     return cls(**{name: known[name].check(value) for name, value in values.items()})
+
+
+def completed(cls: type, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was recorded of a dataclass, with settings that did not exist then as they were in effect."""
+    known = options(getattr(cls, "Settings", cls))
+    absent = {name: o.default if o.before is None else o.before for name, o in known.items() if name not in recorded}
+    return {**recorded, **{name: list(v) if isinstance(v, tuple) else v for name, v in absent.items()}}
 
 
 def method_settings(cls: type, overrides: Mapping[str, Any]) -> Any:

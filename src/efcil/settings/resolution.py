@@ -6,6 +6,7 @@ come to, not how they were written: `--epochs 100` where the preset says 100 is 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import re
@@ -16,7 +17,7 @@ from typing import Any
 
 from efcil.errors import SettingsError, unknown
 from efcil.settings.model import NAMED_CLASS_ORDERS, STAGES, Recipe, Settings
-from efcil.settings.options import method_settings, options, show
+from efcil.settings.options import completed, method_settings, options, show
 
 LONGEST_LABEL = 80
 _FROM_PRESET = ("network", "augmentation", "epochs", "first_task_epochs", "batch_size")
@@ -211,8 +212,19 @@ def _class_order_identity(class_order: str) -> str:
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return what differs between two identities: dotted name -> (stored, wanted)."""
-    old, new = _flatten(stored), _flatten(wanted)
+    old, new = _flatten(_completed(stored)), _flatten(_completed(wanted))
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+
+
+def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an identity with the settings that did not exist when it was written."""
+    from efcil import methods
+
+    known: dict[str, type] = dict.fromkeys(STAGES, Recipe)
+    with contextlib.suppress(SettingsError):  # a method that is not there any more: what is stored is all there is
+        known["method_settings"] = methods.get(str(stored.get("method")))
+    parts = {name: completed(cls, stored[name]) for name, cls in known.items() if isinstance(stored.get(name), Mapping)}
+    return {**stored, **parts}
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
