@@ -139,7 +139,7 @@ def test_rebalancing_undoes_a_preference_for_the_newest_classes() -> None:
 def test_what_is_possible_follows_from_what_is_kept() -> None:
     assert classifiers.possible(("heads",)) == ("own", "heads")
     assert classifiers.possible(("means",)) == ("own", "nearest-mean")
-    assert set(classifiers.possible(("heads", "means", "covariances"))) == set(classifiers.NAMES) - {"all"}
+    assert set(classifiers.possible(("heads", "means", "covariances"))) == set(classifiers.NAMES) - {"all", "auto"}
     classifiers.check("all", "ewc", ("heads",))
     with pytest.raises(SettingsError, match=r"'ewc' does not keep.*Possible with ewc: own, heads"):
         classifiers.check("bayes", "ewc", ("heads",))

@@ -160,12 +160,14 @@ def test_many_images_keep_their_places(workers: int | None) -> None:
     assert (target[:, 1, 1, 0] + 256 * target[:, 0, 1, 1].astype(int)).tolist() == list(range(300))
 
 
-def test_of_several_broken_images_the_first_is_reported() -> None:
+def test_of_several_broken_images_the_first_is_explained_and_all_are_named() -> None:
     good = encode(Image.new("RGB", (2, 2)))
     encoded = [good] * 600
     for index in (550, 140, 300):
         encoded[index] = Encoded(b"broken", f"Image {index}")
-    with pytest.raises(DataError, match=r"^Image 140 "):
+    with pytest.raises(
+        DataError, match=r"^Image 140 cannot.*In all, 3 images cannot be used: Image 140, Image 300, Image 550\.$"
+    ):
         decode_into(np.empty((600, 2, 2, 3), np.uint8), encoded, Fit(2), 4)
 
 

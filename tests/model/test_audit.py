@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,6 +78,31 @@ def test_an_honest_model_passes(honest: Path, photos: Path, capsys: Any) -> None
     assert not any(match["found"] for match in facts["matches"])
     assert facts["unrelated"] == "the training images with random phases"
     assert "give some with --held-out" in facts["no_membership"]
+
+
+def test_what_was_not_looked_at_is_said(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    shutil.copytree(photos / "train" / "left", tmp_path / "some" / "left")
+    shutil.copytree(photos / "test" / "left", tmp_path / "strangers" / "nobody")
+    assert main(["audit", str(honest), "--data", str(photos)]) == 0
+    assert "compared with images of 2 of 2 classes, 40 of 40 images\n" in capsys.readouterr().out
+
+    assert main(["audit", str(honest), "--data", str(tmp_path / "some")]) == 0
+    text = capsys.readouterr().out
+    assert "compared with images of 1 of 2 classes, 20 of 40 images; not checked: right\n" in text
+    assert "Passed for these images: none of them is stored." in text
+    shutil.copytree(tmp_path / "strangers" / "nobody", tmp_path / "some" / "nobody")
+    shutil.copytree(photos / "train" / "right", tmp_path / "some" / "right")
+    next((tmp_path / "some" / "right").iterdir()).unlink()
+    assert main(["audit", str(honest), "--data", str(tmp_path / "some"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["coverage"] == {
+        "classes": 2, "of_classes": 2, "images": 39, "of_images": 40, "not_checked": [], "partly_checked": ["right"],
+        "not_known": ["nobody"], "complete": False,
+    }  # fmt: skip
+
+    assert main(["audit", str(honest), "--data", str(tmp_path / "strangers")]) == 2
+    shown = capsys.readouterr()
+    assert "has images of nobody, which the model does not know; it knows left, right." in shown.err
+    assert "Passed" not in shown.out
 
 
 @pytest.mark.parametrize("held_out", [True, False])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from efcil import methods
 from efcil.classifier import IncrementalClassifier, InputError, NotLearnedError
+from efcil.core import classifiers
 from efcil.errors import EfcilError, SettingsError
 from efcil.model import ModelError
 from efcil.model.images import gather
@@ -384,7 +386,7 @@ def test_an_old_model_keeps_its_recipe_when_the_preset_changes(
 
 def test_the_classifier_that_was_chosen_is_used_and_kept(digits: Any, tmp_path: Path) -> None:
     images, _ = digits.test(0, 1, 2)
-    own = IncrementalClassifier(**QUICK).fit(*digits.train(0, 1))
+    own = IncrementalClassifier(**QUICK, classifier="own").fit(*digits.train(0, 1))
     other = IncrementalClassifier(**QUICK, classifier="nearest-mean").fit(*digits.train(0, 1))
     means = own.model_.ready.means
     assert torch.equal(other.model_.ready.means, means), "learning does not depend on it"
@@ -406,3 +408,39 @@ def test_the_classifier_that_was_chosen_is_used_and_kept(digits: Any, tmp_path: 
 def test_a_classifier_that_the_method_has_no_statistics_for_is_refused(digits: Any) -> None:
     with pytest.raises(SettingsError, match="needs class covariances, which method 'finetune' does not keep"):
         IncrementalClassifier("finetune", **QUICK, classifier="bayes").fit(*digits.train(0, 1))
+
+
+def test_classes_that_come_one_by_one_are_told_apart(digits: Any) -> None:
+    """A head of one class learns nothing from its cross-entropy; the Gaussians of the classes make up for that."""
+    classifier = quick(epochs=8, first_task_epochs=10, settings={"later.learning_rate": 1e-3})
+    for label in (0, 1, 2):
+        classifier.partial_fit(*digits.train(label))
+    automatic = classifier.score(*digits.test(0, 1, 2))
+    classifier.model_.card = dataclasses.replace(
+        classifier.model_.card, settings=dataclasses.replace(classifier.model_.card.settings, classifier="own")
+    )
+    classifier.model_._answer = None
+    assert automatic > 0.7
+    assert automatic > classifier.score(*digits.test(0, 1, 2)) + 0.1
+
+
+@pytest.mark.parametrize(("method", "chosen"), [("efc", "rebalanced"), ("lwf", "own"), ("fecam", "own")])
+def test_what_auto_stands_for(method: str, chosen: str) -> None:
+    assert classifiers.automatic(methods.get(method).keeps) == chosen
+    classifiers.check("auto", method, methods.get(method).keeps)
+
+
+def test_names_of_files_may_come_as_an_array(digits: Any, tmp_path: Path) -> None:
+    images, labels = digits.train(0, 1)
+    files = []
+    for number, image in enumerate(images):
+        files.append(str(tmp_path / f"{number}.png"))
+        Image.fromarray(np.asarray(image, np.uint8)).save(files[-1])
+    classifier = quick(epochs=1).fit(np.array(files), np.array(labels))
+    assert list(classifier.predict(np.array(files[:3]))) == list(classifier.predict(files[:3]))
+
+
+def test_a_single_image_in_colour_is_not_a_pile_of_grey_ones(digits: Any) -> None:
+    classifier = quick(epochs=1).fit(*digits.train(0, 1))
+    with pytest.raises(InputError, match="looks like a single image in colour"):
+        classifier.predict(np.zeros((20, 20, 3), np.uint8))

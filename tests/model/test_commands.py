@@ -85,6 +85,39 @@ def test_folders_patterns_and_lists(named: Path, folders: Path, capsys: Any, mon
         assert message in capsys.readouterr().err
 
 
+def test_patterns_and_lists_may_name_folders(
+    named: Path, folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    files = sorted(str(path) for path in (folders / "first").rglob("*.png"))
+
+    def names(*arguments: str) -> list[str]:
+        return list(image_files(arguments, io.StringIO(f"{folders}/first\n{files[0]}\n")))
+
+    assert names(f"{folders}/first/*") == files
+    monkeypatch.chdir(folders)
+    assert [os.path.abspath(name) for name in names("./first/**")] == files, "each once"
+    assert names("-") == [*files, files[0]]
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", str(named), f"{tmp_path}/emp*"]) == 2
+    assert "matches only folders that hold no image" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{tmp_path}/empty\n"))
+    assert main(["predict", str(named), "-"]) == 1
+    assert "empty is a folder, not an image" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["nothing-*.png", "empty"])
+def test_a_wrong_name_is_told_before_anything_is_predicted(
+    wrong: str, named: Path, folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(Model, "piece", 4)
+    assert main(["predict", str(named), str(folders / "first"), wrong]) == 2
+    shown = capsys.readouterr()
+    assert wrong in shown.err
+    assert shown.out == ""
+
+
 def test_lists_name_files_of_any_bytes(
     named: Path, folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
@@ -176,7 +209,11 @@ def test_the_model_of_an_experiment(tmp_path: Path, folders: Path, capsys: Any, 
     image = next(folders.rglob("*.png"))
     assert output(capsys, "predict", model, image).split()[1] in card.labels
     assert "10 classes in 2 tasks\ntold apart by: ridge" in output(capsys, "inspect", model)
-    assert "Passed" in output(capsys, "audit", model, "--data", folders / "first")
+    for name in ("0", "1"):
+        shutil.copytree(folders / "first" / f"digit-{name}", tmp_path / "some" / name)
+    text = output(capsys, "audit", model, "--data", tmp_path / "some")
+    assert "compared with images of 2 of 10 classes; not checked: " in text, "how many images is not recorded"
+    assert "Passed for these images" in text
     before = sorted((path, path.read_bytes()) for path in model.iterdir())
     assert main(["learn", str(model), "--data", str(folders / "first")]) == 2
     assert "is the model of an experiment" in capsys.readouterr().err

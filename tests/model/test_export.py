@@ -81,12 +81,12 @@ def test_the_classifier_that_was_chosen_is_exported(digits: Any, tmp_path: Path,
 def test_what_torch_cannot_follow_says_so(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from efcil.methods.efc import ElasticFeatureConsolidation
 
-    def scores(self: Any, images: torch.Tensor) -> torch.Tensor:
-        logits = self.network.logits(self.network.features(images))
-        return logits if float(logits.sum()) > 0 else logits + 0
+    def embed(self: Any, images: torch.Tensor) -> torch.Tensor:
+        features = self.network.features(images)
+        return features if float(features.sum()) > 0 else features + 0
 
     model = Model.load(trained, "cpu")
-    monkeypatch.setattr(ElasticFeatureConsolidation, "scores", scores)
+    monkeypatch.setattr(ElasticFeatureConsolidation, "embed", embed)
     with pytest.raises(ModelError, match="efc cannot be exported"):
         export(model, "torch", tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

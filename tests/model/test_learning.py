@@ -210,6 +210,70 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
         assert message in capsys.readouterr().err
 
 
+def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    data = Path(shutil.copytree(folders / "second", tmp_path / "data"))
+    for name in ("a.HEIC", "b.heic", "deeper/c.heic", "notes.txt", ".DS_Store", "Thumbs.db", ".hidden/d.heic"):
+        (data / "digit-2" / name).parent.mkdir(exist_ok=True)
+        (data / "digit-2" / name).touch()
+    shutil.copy(next(data.rglob("*.png")), data / "stray.png")
+    (data / "list.csv").touch()
+    options = (*QUICK[:-1], "--epochs", "1")
+    assert learn(tmp_path / "model", data, *options) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "classes: digit-2 (24)",
+        "4 files ignored: .heic, .txt; convert images to JPEG or PNG",
+        "1 image beside the class folders ignored; put images into the folder of their class",
+    ]
+    assert lines[-1].endswith("learned digit-2 from 24 images; it knows 1 class now.")
+    assert learn(tmp_path / "quiet", data, *options, "--quiet") == 0
+    assert learn(tmp_path / "clean", folders / "second", *options) == 0
+    assert "ignored" not in capsys.readouterr().out
+
+
+def test_known_and_new_classes_go_into_two_folders(
+    uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "mixed" / "digit-2")
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "mixed" / "digit-3")
+    model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
+    for more in ((), ("--more",)):
+        assert learn(model, tmp_path / "mixed", "--device", "cpu", "--quiet", *more) == 2
+        message = capsys.readouterr().err
+        assert "knows digit-2 already, but does not know digit-3. Put known and new classes into two folders" in message
+
+
+def test_one_class_has_one_name(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    model, images = tmp_path / "model", folders / "second" / "digit-2"
+    for data, name in (
+        ("composed", "b\u00e4r"),
+        ("decomposed", "ba\u0308r"),
+        ("upper", "B\u00c4R"),
+        ("outer", "b\u00e4r "),
+    ):
+        shutil.copytree(images, tmp_path / data / name)
+    assert learn(model, tmp_path / "decomposed", *QUICK, "--epochs", "1") == 0
+    assert Model.load(model, "cpu").card.labels == ["b\u00e4r"]
+    for data, name in (("upper", "B\u00c4R"), ("outer", "b\u00e4r ")):
+        for more in ((), ("--more",)):
+            assert learn(model, tmp_path / data, "--device", "cpu", *more) == 2
+            assert f"The class {name!r} is new, but differs from 'b\u00e4r'" in capsys.readouterr().err
+    assert learn(model, tmp_path / "composed", "--device", "cpu", "--more") == 0
+    assert Model.load(model, "cpu").card.labels == ["b\u00e4r"]
+
+
+@pytest.mark.parametrize("size", [(), ("--image-size", "8")])
+def test_all_broken_images_are_named_at_once(size: tuple[str, ...], folders: Path, tmp_path: Path, capsys: Any) -> None:
+    data = Path(shutil.copytree(folders / "second", tmp_path / "data"))
+    for number in range(23):
+        (data / "digit-2" / f"broken-{number:02}.png").write_bytes(b"no image")
+    assert learn(tmp_path / "model", data, "--preset", "digits", "--device", "cpu", "--quiet", *size) == 2
+    message = capsys.readouterr().err
+    assert "In all, 23 images cannot be used" in message
+    assert "broken-19.png and 3 more." in message
+    assert "broken-20.png" not in message
+
+
 def test_a_disk_without_room_for_the_model(folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     """Said before the training whose result could not be kept."""
     usage = shutil.disk_usage(tmp_path)

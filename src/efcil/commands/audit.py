@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug, add_format
+from efcil.errors import printable
 
 FORMATS = ("text", "json")
 SHOWN_MATCHES = 5
@@ -15,7 +16,7 @@ SHOWN_MATCHES = 5
 DESCRIPTION = """\
 Check a model against the images it was trained on: that every tensor it stores is explained, that none of them is an
 image, a resized image or a patch, and how well its numbers tell training images from others. The exit code is 1 if a
-tensor is unexplained or must be taken for an image.
+tensor is unexplained or must be taken for an image. Only the images that are given are looked for.
 """
 
 
@@ -62,6 +63,7 @@ def describe(found: Any) -> str:
         lines.append(f"   {row.title:<26} {row.tensors:>4} tensors {row.numbers:>12,} numbers  {row.use}")
     lines += [f"   UNEXPLAINED: {name}" for name in found.unaccounted]
     lines.append(f"2. Images among it: {found.images} training images compared with every row that could be one")
+    lines.append(f"   {_covered(found.coverage)}")
     for match in found.matches[:SHOWN_MATCHES]:
         verdict = f"IS IMAGE {match.image}" if match.found else "no image"
         lines.append(
@@ -80,3 +82,19 @@ def describe(found: Any) -> str:
         lines.append(f"   not measured: {found.no_membership}")
     lines.append(found.verdict)
     return "\n".join(lines)
+
+
+def _covered(coverage: Any) -> str:
+    """Say how much of what the model has learned was compared."""
+    from efcil.model.images import some
+
+    text = f"compared with images of {coverage.classes} of {coverage.of_classes} classes"
+    if coverage.of_images is not None:
+        text += f", {coverage.images} of {coverage.of_images} images"
+    for title, names in (
+        ("not checked", coverage.not_checked),
+        ("only in part", coverage.partly_checked),
+        ("not of this model", coverage.not_known),
+    ):
+        text += f"; {title}: {printable(some(names, 20))}" if names else ""
+    return text

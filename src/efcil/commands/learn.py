@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option
+from efcil.errors import printable
 from efcil.settings import Settings, options
 
 DESCRIPTION = """\
@@ -58,7 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from efcil.files import locked, refuse_full, refuse_unwritable
     from efcil.model import ModelError, format
     from efcil.model.images import gather_labelled
-    from efcil.model.learning import Keep, discard, learn, needed_bytes
+    from efcil.model.learning import Keep, discard, learn, needed_bytes, refuse_lookalikes
     from efcil.model.model import Model
 
     folder: Path = arguments.model.expanduser()
@@ -75,22 +78,44 @@ def execute(arguments: argparse.Namespace) -> int:
             present = dataclasses.replace(model.card.settings, device="auto")
             given["overrides"] = {**present.overrides, **given.get("overrides", {})}
             model.change(dataclasses.replace(present, **given))
+            refuse_lookalikes(model, labels)
         else:
-            settings = Settings(**{"dataset": "folder", **given})
+            settings = Settings(**{"dataset": "folder", "classifier": "auto", **given})
             model = Model.create(settings, settings.image_size or pictures.natural_size())
         refuse_full(folder, needed_bytes(model))
         tasks = len(model.card.task_sizes) + 1
         with Progress(tasks, quiet=arguments.quiet) as progress:
             keep = Keep(folder / format.PARTIAL, stop, arguments.checkpoint_steps, progress.say)
-            pixels = pictures.pixels(model.card.image_size)
+            for line in _contents(arguments.data.expanduser(), labels):
+                progress.say(line)
+            size, device = model.card.image_size, model.execution.device
+            progress.say(f"{size} x {size} pixels, {model.card.resolved.network}, on {device}")
+            pixels = pictures.pixels(size)
             learn(model, pixels, labels, more=arguments.more, progress=progress, keep=keep)
             format.write(folder, model.card, model.tensors())
             discard(folder)
             names = list(dict.fromkeys(map(str, labels)))
             what = ("more of " if arguments.more else "") + ", ".join(names)
-            total = len(model.card.classes)
-            progress.say(f"{folder}: learned {what} from {len(labels)} images; it knows {total} classes now.")
+            images, classes = _number(len(labels), "image"), _number(len(model.card.classes), "class")
+            progress.say(f"{folder}: learned {what} from {images}; it knows {classes} now.")
     return 0
+
+
+def _contents(folder: Path, labels: Sequence[Hashable]) -> Iterator[str]:
+    """Say what is learned from, and what is not."""
+    from efcil.model.images import ignored_files, some
+
+    yield printable("classes: " + some([f"{name} ({count})" for name, count in Counter(labels).items()], 20))
+    others, beside = ignored_files(folder)
+    if others:
+        kinds = some([kind for kind, _ in others.most_common()])
+        yield printable(f"{_number(others.total(), 'file')} ignored: {kinds}; convert images to JPEG or PNG")
+    if beside:
+        yield f"{_number(beside, 'image')} beside the class folders ignored; put images into the folder of their class"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("s") else "s")
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from efcil.errors import SettingsError, unknown
 
 Classifier = Callable[[Tensor], Tensor]
 
-OWN, ALL, HEADS = "own", "all", "heads"
+OWN, ALL, HEADS, AUTO = "own", "all", "heads", "auto"
 _JITTER, _SMALLEST_JITTER = 1e-6, 1e-12
 _SVM_SAMPLES = 200
 _REBALANCING_DECAY = 5e-4
@@ -149,7 +149,7 @@ CLASSIFIERS: dict[str, tuple[tuple[str, ...], Callable[[ClassStatistics], Classi
     "ridge": (("covariances",), ridge),
     "svm": (("covariances",), machines),
 }
-NAMES = (OWN, HEADS, *CLASSIFIERS, ALL)
+NAMES = (OWN, AUTO, HEADS, *CLASSIFIERS, ALL)
 
 
 def possible(keeps: Collection[str]) -> tuple[str, ...]:
@@ -158,11 +158,19 @@ def possible(keeps: Collection[str]) -> tuple[str, ...]:
     return (OWN, *heads, *(name for name, (needed, _) in CLASSIFIERS.items() if set(needed) <= set(keeps)))
 
 
+def automatic(keeps: Collection[str]) -> str:
+    """Return what `auto` is for a method that keeps `keeps`: rebalanced heads where that is possible, else its own way.
+
+    Visits of a model are small, often of one class: heads hardly learn to tell it from others then; Gaussians do.
+    """
+    return "rebalanced" if "rebalanced" in possible(keeps) else OWN
+
+
 def check(name: str, method: str, keeps: Collection[str]) -> None:
     """Raise unless the classifier called `name` can be built from what `method` keeps."""
     if name not in NAMES:
         raise unknown("classifier", name, NAMES)
-    if name != ALL and name not in possible(keeps):
+    if name not in (ALL, AUTO) and name not in possible(keeps):
         needed = (HEADS,) if name == HEADS else CLASSIFIERS[name][0]
         missing = " and ".join(each for each in needed if each not in keeps)
         raise SettingsError(

@@ -10,7 +10,11 @@ from torch import Tensor
 from efcil.core import gaussians, prototypes
 from efcil.errors import TrainingError
 
-_EPOCHS, _SAMPLES, _RATE, _MOMENTUM, _BATCH, _JITTER = 50, 100, 1e-3, 0.9, 256, 1e-5
+_EPOCHS, _RATE, _MOMENTUM, _BATCH, _JITTER = 50, 1e-3, 0.9, 256, 1e-5
+#: Features drawn of every class, and at least of all together, so that a few classes get enough steps too.
+_SAMPLES, _LEAST = 100, 5120
+#: Epochs after which they are drawn anew.
+_REDRAWN = 10
 
 
 @torch.no_grad()
@@ -58,16 +62,17 @@ def fit_to_gaussians(
 ) -> Tensor:
     """Return heads (C, n) trained on, from `weight`, with samples of every class's Gaussian: re-balanced heads.
 
-    Every class has equally many samples, whatever it was trained with; `generator` gives the one of an epoch. Numbers
-    of epochs and samples are fixed, the rest are the values that EFC++ re-balances with.
+    Every class has equally many samples, whatever it was trained with; `generator` gives the one of an epoch. How many
+    is fixed; the rest are the values that EFC++ re-balances with.
     """
     factors = prototypes.cholesky_factors(covariances, _JITTER)
     weight = weight.detach().clone()
     velocity = torch.zeros_like(weight)
-    counts = [_SAMPLES] * len(means)
+    counts = [max(_SAMPLES, -(-_LEAST // len(means)))] * len(means)
     for epoch in range(_EPOCHS):
         random = generator(epoch)
-        features, labels = gaussians.sample_classes(means, factors, covariance_of, counts, random)
+        if epoch % _REDRAWN == 0:
+            features, labels = gaussians.sample_classes(means, factors, covariance_of, counts, random)
         order = torch.randperm(len(labels), generator=random, device=random.device)
         softmax_epoch(
             weight, velocity, features[order].to(weight.dtype), labels[order],

@@ -29,6 +29,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".t
 _IMAGES_PER_PIECE = 128
 _SMALL_BYTES = 16_384
 _FEW_THREADS = 4
+_NAMED_BROKEN = 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
     except FileNotFoundError:
         raise DataError(f"{encoded.where} does not exist. Check the path.") from None
     except Exception as error:  # a broken file makes Pillow's decoders raise almost anything, even SyntaxError
+        if isinstance(encoded.content, Path) and encoded.content.is_dir():
+            raise DataError(f"{encoded.where} is a folder, not an image. Give the images that are in it.") from None
         raise DataError(
             f"{encoded.where} cannot be decoded as an image ({_reason(error)}). "
             "Replace it with an intact copy, or remove it."
@@ -84,13 +87,21 @@ def fit_image(image: Image.Image, fit: Fit) -> np.ndarray:
 
 
 def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, workers: int | None = None) -> None:
-    """Decode `encoded[i]` into `target[i]` for all i, on `workers` threads (default: one per processor core)."""
+    """Decode `encoded[i]` into `target[i]` for all i, on `workers` threads (default: one per processor core).
+
+    All images are tried; the error says what is wrong with the first broken one, and names the others.
+    """
     if len(target) != len(encoded):
         raise ValueError(f"{len(encoded)} images for {len(target)} places")
 
-    def decode_piece(start: int) -> None:
+    def decode_piece(start: int) -> list[tuple[str, DataError]]:
+        broken = []
         for index in range(start, min(start + _IMAGES_PER_PIECE, len(encoded))):
-            target[index] = decode_image(encoded[index], fit)
+            try:
+                target[index] = decode_image(encoded[index], fit)
+            except DataError as error:
+                broken.append((encoded[index].where, error))
+        return broken
 
     # Pillow releases the interpreter's lock while it decompresses and resizes: threads are enough, and share `target`.
     # Where there is little of that to do, many threads only wait for the lock.
@@ -99,11 +110,16 @@ def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, worker
     with ThreadPoolExecutor(max(1, workers or most)) as pool:
         pieces = [pool.submit(decode_piece, start) for start in range(0, len(encoded), _IMAGES_PER_PIECE)]
         try:
-            for piece in pieces:  # in order, so that of several broken images always the first is reported
-                piece.result()
+            broken = [each for piece in pieces for each in piece.result()]
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+    if len(broken) == 1:
+        raise broken[0][1]
+    if broken:
+        names = ", ".join(where for where, _ in broken[:_NAMED_BROKEN])
+        more = f" and {len(broken) - _NAMED_BROKEN} more" if len(broken) > _NAMED_BROKEN else ""
+        raise DataError(f"{broken[0][1]} In all, {len(broken)} images cannot be used: {names}{more}.") from broken[0][1]
 
 
 def short_side(encoded: Encoded) -> int:

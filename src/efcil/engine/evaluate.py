@@ -65,6 +65,8 @@ class TestImages:
 @torch.no_grad()
 def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
     """Return the function from normalised images to scores that the classifier called `classifier` is."""
+    if classifier == classifiers.AUTO:
+        classifier = classifiers.automatic(method.keeps)
     if classifier in (classifiers.OWN, classifiers.ALL):
         return method.scores
     classifiers.check(classifier, method.name, method.keeps)

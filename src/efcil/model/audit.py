@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from efcil import methods
 from efcil.model import format, matching, purposes
 from efcil.model.card import Card, ModelError
-from efcil.model.images import InputError, Pictures, class_folders
+from efcil.model.images import InputError, Pictures, class_folders, folder_label, some
 from efcil.model.matching import Match
 from efcil.model.membership import Membership, membership
 from efcil.model.model import Model
@@ -34,6 +35,24 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """How much of what the model has learned the images of an audit are; counts of images are None if unknown."""
+
+    classes: int
+    of_classes: int
+    images: int | None
+    of_images: int | None
+    not_checked: list[str]
+    partly_checked: list[str]
+    not_known: list[str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are as many images of every class as it was learned from."""
+        return not self.not_checked and not self.partly_checked
+
+
+@dataclass(frozen=True)
 class Audit:
     """What an audit found. It has failed when a tensor is unexplained or must be taken for an image."""
 
@@ -41,6 +60,7 @@ class Audit:
     unaccounted: list[str]
     matches: list[Match]
     images: int
+    coverage: Coverage
     unrelated: str
     membership: list[Membership]
     no_membership: str | None
@@ -66,6 +86,8 @@ class Audit:
                 f"FAILED: no image was found, but nobody has said what {names} is for. The method's author can, in its "
                 "attribute `purposes`."
             )
+        if not self.coverage.complete:
+            return "Passed for these images: none of them is stored. Others that the model learned from were not given."
         return "Passed: no image is stored."
 
     def to_json(self) -> dict[str, Any]:
@@ -73,13 +95,21 @@ class Audit:
         values = dataclasses.asdict(self)
         for value, match in zip(values["matches"], self.matches, strict=True):
             value["found"] = match.found
+        values["coverage"]["complete"] = self.coverage.complete
         return {"passed": not self.failed} | values
 
 
 def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
     """Audit a model folder with the images it was trained on and, where there are some, with images it was not."""
     card, tensors = format.read_raw(folder)
-    training = _read(*class_folders(data), card.image_size)
+    paths, labels = class_folders(data)
+    covered = coverage(card, labels)
+    if covered.classes == 0:
+        raise InputError(
+            f"{data} has images of {some(covered.not_known)}, which the model does not know; it knows "
+            f"{some(covered.not_checked)}. Give the images that it learned from, in folders named after its classes."
+        )
+    training = _read(paths, labels, card.image_size)
     others = _others(data, held_out, card.image_size)
     if others is None:
         unrelated = "the training images with random phases"
@@ -99,7 +129,24 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
         except ModelError as error:
             reason = str(error)
     missing = purposes.unaccounted(tensors, _known(card))
-    return Audit(inventory(card, tensors), missing, matches, len(training[0]), unrelated, members, reason)
+    return Audit(inventory(card, tensors), missing, matches, len(paths), covered, unrelated, members, reason)
+
+
+def coverage(card: Card, labels: Sequence[str]) -> Coverage:
+    """Return how much of what the model has learned images of these classes are."""
+    given = Counter(labels)
+    learned = {folder_label(str(each.label)): each.images for each in card.classes}
+    found = {name: count for name, count in learned.items() if name in given}
+    counted = all(learned.values())
+    return Coverage(
+        classes=len(found),
+        of_classes=len(learned),
+        images=sum(min(given[name], count) for name, count in found.items()) if counted else None,
+        of_images=sum(learned.values()) if counted else None,
+        not_checked=[name for name in learned if name not in given],
+        partly_checked=[name for name, count in found.items() if given[name] < count],
+        not_known=sorted(name for name in given if name not in learned),
+    )
 
 
 def inventory(card: Card, tensors: Mapping[str, Tensor]) -> list[Stored]:

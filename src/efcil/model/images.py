@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import os
+import unicodedata
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
-from efcil.data.decode import Encoded, Fit, decode_image, decode_into, fit_image, short_side
+from efcil.data.decode import SUFFIXES, Encoded, Fit, decode_image, decode_into, fit_image, short_side
 from efcil.data.sources.listing import images_below, images_of_class, visible_folders
 from efcil.errors import DataError
 
 LARGEST_DEFAULT_SIZE = 224
 _SAMPLED_SIZES = 1000
 _HELD_OUT_NAMES = ("test", "val")
+#: What file managers leave behind, in lower case; hidden files are left out anyway.
+_LEFT_BEHIND = ("thumbs.db", "desktop.ini")
 
 
 class InputError(DataError, ValueError):
@@ -46,7 +50,9 @@ class Pictures:
         8, because networks halve images several times. Never more than 224, which is what ImageNet networks see.
         """
         step = max(1, len(self) // _SAMPLED_SIZES)
-        sides = [_sides(self.items[index]) for index in range(0, len(self), step)]
+        sides = [pair for index in range(0, len(self), step) if (pair := _sides(self.items[index])) is not None]
+        if not sides:
+            return LARGEST_DEFAULT_SIZE
         shortest = [min(pair) for pair in sides]
         if len(set(sides)) == 1 and sides[0][0] == sides[0][1] and isinstance(self.items, np.ndarray):
             return min(LARGEST_DEFAULT_SIZE, shortest[0])
@@ -109,26 +115,57 @@ def class_folders(folder: Path, held_out: bool = False) -> tuple[list[Path], lis
     Where there is a train/ beside a test/ or val/, or alone, it holds the class folders. `held_out` asks for those of
     test/ or val/ instead; there may be none.
     """
+    root = _class_root(folder, held_out)
+    if root is None:
+        return [], []
+    paths: list[Path] = []
+    labels: list[str] = []
+    for child in visible_folders(root):
+        found = images_of_class(child)
+        paths += found
+        labels += [folder_label(child.name)] * len(found)
+    if not paths:
+        raise InputError(f"{root} has no sub-folder with images. Put the images of every class into one of its own.")
+    return paths, labels
+
+
+def folder_label(name: str) -> str:
+    """Return the label that a folder's name stands for: some systems write an umlaut as two characters (NFC, NFD)."""
+    return unicodedata.normalize("NFC", name)
+
+
+def ignored_files(folder: Path) -> tuple[Counter[str], int]:
+    """Return what `class_folders` passes over: files of unknown type by suffix, and images beside the class folders."""
+    root = _class_root(folder)
+    assert root is not None
+    others: Counter[str] = Counter()
+    for child in visible_folders(root):
+        for _, folders, files in os.walk(child):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in files:
+                suffix = os.path.splitext(name)[1].lower()
+                if not name.startswith(".") and name.lower() not in _LEFT_BEHIND and suffix not in SUFFIXES:
+                    others[suffix or "no suffix"] += 1
+    stray = [each for each in root.iterdir() if each.is_file() and not each.name.startswith(".")]
+    return others, sum(each.suffix.lower() in SUFFIXES for each in stray)
+
+
+def _class_root(folder: Path, held_out: bool = False) -> Path | None:
+    """Return the folder that has the class folders; None where there are no held-out ones."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder. Give one that has a sub-folder with images for every class.")
     names = [child.name for child in visible_folders(folder)]
     beside = next((folder / name for name in _HELD_OUT_NAMES if name in names), None)
     split = "train" in names and (beside is not None or names == ["train"])
     if held_out:
-        if not split or beside is None:
-            return [], []
-        root = beside
-    else:
-        root = folder / "train" if split else folder
-    paths: list[Path] = []
-    labels: list[str] = []
-    for child in visible_folders(root):
-        found = images_of_class(child)
-        paths += found
-        labels += [child.name] * len(found)
-    if not paths:
-        raise InputError(f"{root} has no sub-folder with images. Put the images of every class into one of its own.")
-    return paths, labels
+        return beside if split else None
+    return folder / "train" if split else folder
+
+
+def some(names: Sequence[Any], most: int = 5) -> str:
+    """Return names as a list in words, the last ones as a number where there are many."""
+    shown = ", ".join(str(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} others"
 
 
 def plain_labels(labels: Any) -> list[Hashable]:
@@ -162,7 +199,14 @@ def _array_or_list(images: Any) -> Any:
         if images.ndim != 4 or images.shape[1] not in (1, 3, 4):
             raise InputError(f"A tensor of images is N x C x H x W; this one has shape {tuple(images.shape)}.")
         images = images.detach().cpu().permute(0, 2, 3, 1).numpy()
+    if isinstance(images, np.ndarray) and images.dtype.kind == "U" and images.ndim == 1:
+        images = images.tolist()  # names of files
     if isinstance(images, np.ndarray) and images.dtype != object:
+        if images.ndim == 3 and images.shape[2] in (3, 4) and images.shape[1] >= 16:
+            raise InputError(
+                f"An array of shape {images.shape} looks like a single image in colour, where several are expected. "
+                "Give image[None]; grey images of that width, as N x H x W x 1."
+            )
         shaped = images.ndim in (3, 4) and (images.ndim == 3 or images.shape[3] in (1, 3, 4))
         if not shaped or 0 in images.shape[1:]:
             raise InputError(
@@ -203,9 +247,12 @@ def _refuse_other_types(kind: np.dtype[Any]) -> None:
         )
 
 
-def _sides(item: Any) -> tuple[int, int]:
+def _sides(item: Any) -> tuple[int, int] | None:
     if isinstance(item, Path):
-        side = short_side(Encoded(item, str(item)))
+        try:
+            side = short_side(Encoded(item, str(item)))
+        except DataError:
+            return None  # decoding will name it, together with all others that are broken
         return side, side
     if isinstance(item, Image.Image):
         return item.size

@@ -24,7 +24,7 @@ from efcil.engine.trainer import Position, Trainer
 from efcil.methods.base import Method, Task
 from efcil.model.card import LearnedClass, ModelError, Visit, encode_label, now, read_card
 from efcil.model.format import PARTIAL
-from efcil.model.images import InputError, sorted_classes
+from efcil.model.images import InputError, folder_label, some, sorted_classes
 from efcil.model.model import Model
 from efcil.model.more import learn_more
 from efcil.network.incremental import fresh_network, trained_network
@@ -58,17 +58,24 @@ def learn(
     if not methods.get(model.card.settings.method).exemplar_free:
         raise ModelError(f"Method {model.card.settings.method} does not learn visit by visit. Begin another model.")
     given = sorted_classes(labels)
-    known = [label for label in given if label in set(model.card.labels)]
+    present = set(model.card.labels)
+    known, new = [label for label in given if label in present], [label for label in given if label not in present]
+    if more and keep is not None and checkpoint.exists(keep.folder):
+        raise ModelError(
+            "The model is in the middle of learning new classes. Give the command that was interrupted again to go "
+            "on, or add --discard to throw the unfinished task away."
+        )
+    if known and new:
+        raise ModelError(
+            f"The model knows {some(known)} already, but does not know {some(new)}. Put known and new classes into two "
+            "folders, and learn from each in turn: from that of known classes with more=True (--more on the command "
+            "line), from that of new classes without."
+        )
     if more:
-        if keep is not None and checkpoint.exists(keep.folder):
-            raise ModelError(
-                "The model is in the middle of learning new classes. Give the command that was interrupted again to go "
-                "on, or add --discard to throw the unfinished task away."
-            )
-        _refuse_unknown([label for label in given if label not in set(model.card.labels)])
+        _refuse_unknown(new)
     elif known:
         raise ModelError(
-            f"The model knows {_names(known)} already. New classes must have new names; if these are more images of "
+            f"The model knows {some(known)} already. New classes must have new names; if these are more images of "
             "known classes, say so: more=True in Python, --more on the command line."
         )
     elif len(labels) < 2:
@@ -80,6 +87,23 @@ def learn(
         else:
             _learn_task(model, pixels, labels, given, progress, keep)
         model.settle()
+
+
+def refuse_lookalikes(model: Model, labels: Sequence[Hashable]) -> None:
+    """Refuse names of folders that differ from a known class by nothing that anybody would call a difference."""
+    present, known = set(model.card.labels), {_plain(label): label for label in model.card.labels}
+    for label in dict.fromkeys(labels):
+        twin = known.get(_plain(label))
+        if twin is not None and label not in present:
+            raise ModelError(
+                f"The class {str(label)!r} is new, but differs from {str(twin)!r}, which the model "
+                "knows, only in upper and lower case or in outer spaces. If it is the same class, rename its folder "
+                "and add --more; if it is another one, give it a name that tells them apart."
+            )
+
+
+def _plain(label: Hashable) -> str:
+    return folder_label(str(label)).strip().casefold()
 
 
 def needed_bytes(model: Model) -> int:
@@ -210,7 +234,7 @@ class _Journal:
         return position
 
     def _other(self, task: dict[str, Any]) -> str:
-        names = _names(task["classes"])
+        names = some(task["classes"])
         different = "other images" if task["classes"] == self.facts["task"]["classes"] else "other classes"
         if task["images"] == self.facts["task"]["images"] and different == "other images":
             different = "other settings"
@@ -228,11 +252,6 @@ def _as_written_now(card: dict[str, Any]) -> dict[str, Any]:
 def _refuse_unknown(labels: list[Hashable]) -> None:
     if labels:
         raise ModelError(
-            f"The model does not know {_names(labels)}, so there cannot be more images of it. Learn new classes first, "
+            f"The model does not know {some(labels)}, so there cannot be more images of it. Learn new classes first, "
             "without more=True (--more)."
         )
-
-
-def _names(labels: Sequence[Any], most: int = 5) -> str:
-    shown = ", ".join(str(label) for label in labels[:most])
-    return shown if len(labels) <= most else f"{shown} and {len(labels) - most} others"

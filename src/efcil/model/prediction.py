@@ -31,22 +31,46 @@ class Prediction:
 
 
 def image_files(names: Iterable[str], stdin: IO[str]) -> Iterator[str]:
-    """Yield the files that names stand for: images, folders of images, patterns, and `-` for a list on `stdin`."""
+    """Return the files that names stand for: images, folders of images, patterns, and `-` for a list on `stdin`.
+
+    All names are looked at right away, so that a wrong one is told before anything is predicted; the list is read
+    while it is used, and may name folders too.
+    """
+    parts: list[Iterable[str]] = []
     for name in names:
         if name == "-":
-            yield from (line.rstrip("\r\n") for line in stdin if line.strip())
+            parts.append(_listed(stdin))
         elif os.path.isdir(name):
-            found = images_below(Path(name))
-            if not found:
+            parts.append(_inside(name))
+            if not parts[-1]:
                 raise InputError(f"The folder {name} holds no image.")
-            yield from map(str, found)
         elif not os.path.exists(name) and glob.has_magic(name):
-            matching = sorted(glob.glob(name, recursive=True))
-            if not matching:
-                raise InputError(f"No file matches {name}.")
-            yield from (match for match in matching if not os.path.isdir(match))
+            parts.append(_matching(name))
         else:
-            yield name
+            parts.append([name])
+    return itertools.chain.from_iterable(parts)
+
+
+def _inside(folder: str) -> list[str]:
+    return [str(path) for path in images_below(Path(folder))]
+
+
+def _listed(stdin: IO[str]) -> Iterator[str]:
+    for line in stdin:
+        name = line.rstrip("\r\n")
+        if name.strip():
+            yield from (_inside(name) if os.path.isdir(name) else ()) or [name]
+
+
+def _matching(pattern: str) -> list[str]:
+    matches = sorted(glob.glob(pattern, recursive=True))
+    if not matches:
+        raise InputError(f"No file matches {pattern}.")
+    files = [file for match in matches for file in (_inside(match) if os.path.isdir(match) else [match])]
+    if not files:
+        raise InputError(f"{pattern} matches only folders that hold no image.")
+    # A pattern may match a folder and what is in it.
+    return list({os.path.normpath(file): file for file in files}.values())
 
 
 def predict_files(model: Model, paths: Iterable[str], top: int) -> Iterator[Prediction]:

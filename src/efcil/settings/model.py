@@ -113,8 +113,9 @@ class Settings:
     classifier: str = option(
         "own",
         "What tells classes apart at test time: own (the method's way), heads, or one built from the class statistics "
-        "that the method keeps: rebalanced, nearest-mean, mahalanobis, bayes, lda, ridge, svm. With all, the method's "
-        "way counts and the others are measured beside it. Training does not depend on it.",
+        "that the method keeps: rebalanced, nearest-mean, mahalanobis, bayes, lda, ridge, svm; auto is rebalanced "
+        "where that is possible, else own. With all, the method's way counts and the others are measured beside it. "
+        "Training does not depend on it.",
         group="evaluation",
     )
     device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, or a certain GPU: cuda:1.", group="hardware")
