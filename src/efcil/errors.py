@@ -40,6 +40,12 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
+def some(names: Sequence[object], most: int = 5) -> str:
+    """Return names as a list in words, the last ones as a number where there are many."""
+    shown = ", ".join(str(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} others"
+
+
 def closest(name: str, valid: Iterable[str]) -> str:
     """Return a phrase that names the closest valid spellings of `name` (if any) and lists all valid ones."""
     options = sorted(valid)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from efcil.core.covariance import join_factors, low_rank, ranks, shrink, task_average
+from efcil.core.covariance import join, low_rank, ranks, shrink, task_average
 from efcil.core.prototypes import class_statistics
 from efcil.errors import EfcilError
 
@@ -90,7 +90,7 @@ def test_low_rank_of_few_samples_and_of_none() -> None:
 def test_factors_are_joined_whatever_their_ranks() -> None:
     first, second = torch.rand(2, 4, 3), torch.rand(1, 4, 1)
     for one, other in ((first, second), (second, first)):
-        joined = join_factors(one, other)
+        joined = join(one, other)
         assert joined.shape == (3, 4, 3)
         torch.testing.assert_close(joined @ joined.mT, torch.cat([one @ one.mT, other @ other.mT]))
-    assert join_factors(torch.zeros(0, 4, 0), second).shape == (1, 4, 1)
+    assert join(torch.zeros(0, 4, 0), second).shape == (1, 4, 1)

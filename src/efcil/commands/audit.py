@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug, add_format
-from efcil.errors import printable
+from efcil.errors import printable, some
 
 FORMATS = ("text", "json")
 SHOWN_MATCHES = 5
@@ -86,8 +86,6 @@ def describe(found: Any) -> str:
 
 def _covered(coverage: Any) -> str:
     """Say how much of what the model has learned was compared."""
-    from efcil.model.images import some
-
     text = f"compared with images of {coverage.classes} of {coverage.of_classes} classes"
     if coverage.of_images is not None:
         text += f", {coverage.images} of {coverage.of_images} images"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option
-from efcil.errors import printable
+from efcil.errors import printable, some
 from efcil.settings import Settings, options
 
 DESCRIPTION = """\
@@ -103,7 +103,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _contents(folder: Path, labels: Sequence[Hashable]) -> Iterator[str]:
     """Say what is learned from, and what is not."""
-    from efcil.model.images import ignored_files, some
+    from efcil.model.images import ignored_files
 
     yield printable("classes: " + some([f"{name} ({count})" for name, count in Counter(labels).items()], 20))
     others, beside = ignored_files(folder)

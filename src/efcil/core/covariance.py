@@ -8,6 +8,9 @@ from torch.nn import functional
 
 from efcil.errors import TrainingError
 
+#: Forms in which covariances take less room: leading eigenvectors, or variances alone.
+IN_SHORT = ("low-rank", "diagonal")
+
 
 def shrink(covariances: Tensor, amount: float) -> Tensor:
     """(1 - a) S + a (tr S / n) I for covariances (C, n, n) or (n, n) and a in [0, 1]; the trace stays the same."""
@@ -52,8 +55,23 @@ def low_rank(covariances: Tensor, explained: float) -> Tensor:
     return factors
 
 
-def join_factors(first: Tensor, second: Tensor) -> Tensor:
-    """Both sets of factors (C, n, r) and (D, n, s) as one (C + D, n, max(r, s)), filled up with zero columns."""
+def shorten(covariances: Tensor, kind: str, share: float) -> Tensor:
+    """What is kept of covariances (C, n, n) in one of the forms IN_SHORT: factors (C, n, r), or variances (C, n).
+
+    Factors keep the share `share` of the variance; see `low_rank`.
+    """
+    return low_rank(covariances, share) if kind == "low-rank" else covariances.diagonal(dim1=1, dim2=2).clone()
+
+
+def spell_out(compact: Tensor) -> Tensor:
+    """The covariances (C, n, n) that factors (C, n, r) or variances (C, n) stand for."""
+    return torch.diag_embed(compact) if compact.dim() == 2 else compact @ compact.mT
+
+
+def join(first: Tensor, second: Tensor) -> Tensor:
+    """Both of one form as one; factors (C, n, r) and (D, n, s) of the larger rank, filled up with zero columns."""
+    if first.dim() == 2:
+        return torch.cat([first, second])
     width = max(first.shape[2], second.shape[2])
     return torch.cat([functional.pad(each, (0, width - each.shape[2])) for each in (first, second)])
 

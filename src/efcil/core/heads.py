@@ -63,7 +63,7 @@ def fit_to_gaussians(
     """Return heads (C, n) trained on, from `weight`, with samples of every class's Gaussian: re-balanced heads.
 
     Every class has equally many samples, whatever it was trained with; `generator` gives the one of an epoch. How many
-    is fixed; the rest are the values that EFC++ re-balances with.
+    is fixed; rate, momentum, batch and epochs are those that EFC++ re-balances with.
     """
     factors = prototypes.cholesky_factors(covariances, _JITTER)
     weight = weight.detach().clone()

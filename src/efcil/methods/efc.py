@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from efcil.core import drift, gaussians, prototypes
-from efcil.core.covariance import join_factors, low_rank, task_average
+from efcil.core.covariance import IN_SHORT, join, shorten, spell_out, task_average
 from efcil.core.elastic import elastic_loss
 from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
 from efcil.core.losses import cross_entropy
@@ -17,8 +17,6 @@ from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
-
-_IN_SHORT = ("low-rank", "diagonal")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class ElasticSettings:
         "class",
         "Covariances kept: one per class, one per task (average of its classes), or only the last task's; or one per "
         "class in short: low-rank (leading eigenvectors) or diagonal (variances alone).",
-        choices=("class", "task", "last-task", *_IN_SHORT),
+        choices=("class", "task", "last-task", *IN_SHORT),
     )
     covariance_share: float = option(
         0.99,
@@ -95,8 +93,8 @@ class ElasticFeatureConsolidation(Method):
         self.register_buffer("means", torch.zeros(0, size))
         # Where covariances are kept in short, that is what is saved; the full ones are put together again from it.
         kind = self.settings.covariance
-        self.register_buffer("covariances", torch.zeros(0, size, size), persistent=kind not in _IN_SHORT)
-        if kind in _IN_SHORT:
+        self.register_buffer("covariances", torch.zeros(0, size, size), persistent=kind not in IN_SHORT)
+        if kind in IN_SHORT:
             self.register_buffer("compact", torch.zeros(0, size, 0) if kind == "low-rank" else torch.zeros(0, size))
         self.register_buffer("covariance_of", torch.zeros(0, dtype=torch.int64))
         # Derived from the above, needed while a task trains, never saved.
@@ -194,8 +192,11 @@ class ElasticFeatureConsolidation(Method):
         else:
             residual = settings.prototype_update == "linear-residual"
             self.carry_gaussians(data, settings.drift_ridge, residual)
-            # A map alone does not raise a rank, so that nothing needs to be left out once more.
-            self._shorten(settings.covariance_share if residual else 1.0)
+            if settings.covariance in IN_SHORT:
+                # A map alone does not raise a rank, so that nothing needs to be left out once more.
+                share = settings.covariance_share if residual else 1.0
+                self.compact = shorten(self.covariances, settings.covariance, share)
+                self._spell_out()
 
     def _measure_feature_matrix(self, task: Task, data: TaskImages) -> Tensor:
         weight = self.network.head_weight()
@@ -229,27 +230,13 @@ class ElasticFeatureConsolidation(Method):
     def _append(self, covariances: Tensor) -> None:
         """Add the covariances of new classes, in the form that they are kept in."""
         kind = self.settings.covariance
-        if kind == "low-rank":
-            self.compact = join_factors(self.compact, low_rank(covariances, self.settings.covariance_share))
-        elif kind == "diagonal":
-            self.compact = torch.cat([self.compact, covariances.diagonal(dim1=1, dim2=2)])
+        if kind in IN_SHORT:
+            self.compact = join(self.compact, shorten(covariances, kind, self.settings.covariance_share))
+            self._spell_out()
         else:
             self.covariances = torch.cat([self.covariances, covariances])
-        self._spell_out()
-
-    def _shorten(self, share: float) -> None:
-        """Bring the full covariances, which have changed, into the form that they are kept in."""
-        kind = self.settings.covariance
-        if kind == "low-rank":
-            self.compact = low_rank(self.covariances, share)
-        elif kind == "diagonal":
-            self.compact = self.covariances.diagonal(dim1=1, dim2=2).clone()
-        self._spell_out()
 
     def _spell_out(self) -> None:
         """Put the full covariances together from what is kept of them."""
-        kind = self.settings.covariance
-        if kind == "low-rank":
-            self.covariances = self.compact @ self.compact.mT
-        elif kind == "diagonal":
-            self.covariances = torch.diag_embed(self.compact)
+        if self.settings.covariance in IN_SHORT:
+            self.covariances = spell_out(self.compact)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from efcil import methods
+from efcil.errors import some
 from efcil.model import format, matching, purposes
 from efcil.model.card import Card, ModelError
-from efcil.model.images import InputError, Pictures, class_folders, folder_label, some
+from efcil.model.images import InputError, Pictures, class_folders, folder_label
 from efcil.model.matching import Match
 from efcil.model.membership import Membership, membership
 from efcil.model.model import Model

@@ -162,12 +162,6 @@ def _class_root(folder: Path, held_out: bool = False) -> Path | None:
     return folder / "train" if split else folder
 
 
-def some(names: Sequence[Any], most: int = 5) -> str:
-    """Return names as a list in words, the last ones as a number where there are many."""
-    shown = ", ".join(str(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} others"
-
-
 def plain_labels(labels: Any) -> list[Hashable]:
     """Return labels as plain Python values: numpy and torch scalars become numbers, text or booleans."""
     if isinstance(labels, np.ndarray | torch.Tensor) and labels.ndim != 1:

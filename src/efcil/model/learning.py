@@ -21,10 +21,11 @@ from efcil.engine.first_task import FirstTask
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Progress
 from efcil.engine.trainer import Position, Trainer
+from efcil.errors import some
 from efcil.methods.base import Method, Task
 from efcil.model.card import LearnedClass, ModelError, Visit, encode_label, now, read_card
 from efcil.model.format import PARTIAL
-from efcil.model.images import InputError, folder_label, some, sorted_classes
+from efcil.model.images import InputError, folder_label, sorted_classes
 from efcil.model.model import Model
 from efcil.model.more import learn_more
 from efcil.network.incremental import fresh_network, trained_network
