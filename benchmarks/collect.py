@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import statistics
 from pathlib import Path
 
 from efcil.report import PaperValue, paper_value
-from efcil.runfolder import find_runs
+from efcil.runfolder import RunFolder, find_runs
+from efcil.settings import label, load_config
 
 COLUMNS = [
     "dataset", "scenario", "method", "seed", "A_step", "A_inc", "task_mean", "forgetting", "task_aware_A_step",
@@ -28,8 +30,10 @@ PAGES = Path(__file__).parent.parent / "docs" / "methods"
 KEY = ("dataset", "scenario", "method", "seed")
 
 
-def row_of(summary: dict) -> dict[str, str]:
-    """Return the row of a finished run."""
+def row_of(run: RunFolder) -> dict[str, str]:
+    """Return the row of a finished run, under the name that the same command would have today."""
+    summary = json.loads(run.summary_file.read_text(encoding="utf-8"))
+    (settings,) = load_config(run.settings_file)
     execution, hardware = summary["execution"], summary["hardware"]
     where = hardware["gpus"][0] if execution["device"] == "cuda" else hardware["cpu"]
     words = summary["command"].split()
@@ -40,7 +44,7 @@ def row_of(summary: dict) -> dict[str, str]:
     return {
         "dataset": summary["dataset"],
         "scenario": summary["scenario"],
-        "method": summary["label"],
+        "method": label(settings),
         "seed": str(summary["seed"]),
         **{name: number(summary[name]) for name in ("A_step", "A_inc", "task_mean", "forgetting", "task_aware_A_step")},
         "A_step_per_task": " ".join(number(value) for value in summary["A_step_per_task"]),
@@ -89,7 +93,7 @@ def markdown(rows: list[dict[str, str]]) -> str:
         cells = [dataset, scenario, method, " ".join(sorted((row["seed"] for row in members), key=int))]
         verdicts = []
         for metric in ("A_step", "A_inc"):
-            published = paper_value(dataset, scenario, method, metric)
+            published = paper_value(dataset, scenario, plain_name(method), metric)
             values = [float(row[metric]) for row in members if row[metric]]
             cells += [mean(values), "" if published is None else paper_text(published)]
             if published is not None and values:
@@ -104,6 +108,11 @@ def markdown(rows: list[dict[str, str]]) -> str:
         "shared its GPU with others (`--jobs-per-gpu`) takes longer than one alone.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def plain_name(label: str) -> str:
+    """Return the method of a label, without the settings that differ from the preset's."""
+    return re.split(r"\+(?=[\w.]+=)", label)[0]
 
 
 def paper_text(value: PaperValue) -> str:
@@ -158,7 +167,7 @@ def main() -> None:
     for run in find_runs(options.runs):
         if not run.summary_file.exists():
             continue
-        row = row_of(json.loads(run.summary_file.read_text(encoding="utf-8")))
+        row = row_of(run)
         key = tuple(row[name] for name in KEY)
         if options.replace:
             rows = [old for old in rows if tuple(old[name] for name in KEY) != key]

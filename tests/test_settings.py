@@ -506,6 +506,19 @@ class TestPresets:
                 assert choice.augmentation in AUGMENTATIONS
             for cls in available().values():
                 assert preset.later(cls.family).epochs >= 1
+                resolve(Settings(dataset=name, method=cls.name), 32)
+            assert set(preset.methods) <= set(available())
+
+    def test_a_preset_may_read_a_method_as_its_benchmark_does(self) -> None:
+        def views(dataset: str, **overrides: str) -> str:
+            return resolve(Settings(dataset=dataset, method="fetril", overrides=overrides), 32).method.views
+
+        assert (views("folder"), views("cifar100"), views("cifar100", views="plain")) == ("plain", "augmented", "plain")
+        own = Settings(dataset="cifar100", method="fetril", overrides={"views": "plain"})
+        assert label(own) == "fetril+views=plain"
+        assert label(replace(own, overrides={"views": "augmented"})) == "fetril"
+        # A record from before the preset said so means what was done then.
+        assert label(pin(replace(own, overrides={}), identity(own), Path("settings.yaml"))) == "fetril+views=plain"
 
     def test_values_of_the_paper(self) -> None:
         for name in ("cifar100", "tiny-imagenet"):
@@ -541,6 +554,7 @@ class TestPresets:
             ("augmentation: b\nfirst_task: {}\nlater: {}\n", "network and augmentation"),
             ("netwrk: a\nfirst_task: {}\nlater: {}\n", "network"),
             ("by_image_size: [{network: a, augmentation: b, up_to: 9}]\nfirst_task: {}\nlater: {}\n", "up_to"),
+            ("network: a\naugmentation: b\nfirst_task: {}\nlater: {}\nmethods: {efc: 1}\n", "for each method"),
             ("a: [", "not valid YAML"),
             ("7", "name: value"),
         ],

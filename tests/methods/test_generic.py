@@ -280,7 +280,7 @@ def test_captured_steps_do_what_eager_ones_do(name: str, block: int, monkeypatch
     Blocks of few steps make the preparation of the next one run beside the present one many times.
     """
     monkeypatch.setattr(feed_module, "BLOCK", block)
-    eager = replace(PLAIN, device=torch.device("cuda"), half=True, fused=True)
+    eager = replace(PLAIN, device=torch.device("cuda", 0), half=True, fused=True)
     with switches(eager, deterministic=False):
         expected = terms_on_a_gpu(name, eager)
         found = terms_on_a_gpu(name, replace(eager, captured=True))

@@ -41,7 +41,7 @@ class FeatureTranslation(FrozenBackbone):
         views: str = option(
             "plain",
             "Images that features are taken of: plain, as they are (the authors' code), or augmented, as EFC takes its "
-            "statistics (the EFC paper does not say).",
+            "statistics (what reproduces the EFC paper, and the presets of its datasets have).",
             choices=VIEWS,
         )
         similarity: str = option(

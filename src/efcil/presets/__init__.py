@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -15,7 +15,7 @@ from efcil.settings.model import Recipe
 from efcil.settings.options import build
 
 FIRST_TASK = "first_task"
-_KEYS = ("network", "augmentation", "by_image_size", "named_by_data", "first_task", "later")
+_KEYS = ("network", "augmentation", "by_image_size", "named_by_data", "first_task", "later", "methods")
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,13 @@ class SizeChoice:
 
 @dataclass(frozen=True)
 class Preset:
-    """Network, augmentation and recipes of one dataset."""
+    """Network, augmentation and recipes of one dataset, and where its benchmark reads a method in a way of its own."""
 
     dataset: str
     choices: tuple[SizeChoice, ...]
     first_task: Recipe
     families: Mapping[str, Recipe]
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     named_by_data: bool = False  # the dataset's name says nothing of the images; its folder does
 
     def later(self, family: str) -> Recipe:
@@ -96,6 +97,7 @@ def parse_preset(text: str, dataset: str, source: str) -> Preset:
             choices=_read_choices(content),
             first_task=_read_recipe(content["first_task"], "first_task"),
             families={str(name): _read_recipe(values, f"later: {name}") for name, values in content["later"].items()},
+            methods=_read_methods(content.get("methods", {})),
             named_by_data=bool(content.get("named_by_data", False)),
         )
     except yaml.YAMLError as error:
@@ -111,6 +113,12 @@ def _read_recipe(values: Any, place: str) -> Recipe:
         return build(Recipe, values, "setting")
     except SettingsError as error:
         raise SettingsError(f"in {place}: {error}") from None
+
+
+def _read_methods(groups: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(groups, dict) or not all(isinstance(values, dict) for values in groups.values()):
+        raise SettingsError("methods must hold a group of settings for each method it names.")
+    return {str(name): dict(values) for name, values in groups.items()}
 
 
 def _read_choices(content: Mapping[str, Any]) -> tuple[SizeChoice, ...]:
