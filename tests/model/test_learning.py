@@ -146,6 +146,24 @@ def test_an_unfinished_task_is_not_lost_by_mistake(
     assert same(Model.load(interrupted, "cpu"), Model.load(uninterrupted, "cpu"))
 
 
+def test_settings_of_an_unfinished_first_task_need_not_be_repeated(
+    folders: Path, uninterrupted: Path, tmp_path: Path, same: Any, capsys: Any, monkeypatch: Any
+) -> None:
+    model = tmp_path / "model"
+    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    monkeypatch.setattr(Impatient, "patience", 1)
+    assert learn(model, folders / "first", *QUICK, "--epochs", "3") == 130
+    monkeypatch.undo()
+    capsys.readouterr()
+    for flags in (["--epochs", "2"], ["--image-size", "16"], ["--set", "efm_weight=3"]):
+        assert learn(model, folders / "first", *flags, "--device", "cpu") == 2
+        assert "this command has other settings" in capsys.readouterr().err
+    assert learn(model, folders / "first", "--device", "cpu") == 0
+    assert "going on in epoch" in capsys.readouterr().out
+    assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 0
+    assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
 def test_an_unfinished_task_can_be_discarded(interrupted: Path, folders: Path, tmp_path: Path) -> None:
     shutil.copytree(folders / "second" / "digit-2", tmp_path / "other" / "digit-3")
     assert learn(interrupted, tmp_path / "other", "--quiet", "--device", "cpu", "--discard") == 0

@@ -17,7 +17,7 @@ DESCRIPTION = """\
 Teach a model the classes of a folder that has one sub-folder of images per class. MODEL is a folder; it is made if it
 does not exist, and otherwise learns the classes as its next task, without any image of the earlier ones.
 
-An interrupted command goes on where it was when it is given again.
+An interrupted command goes on where it was when it is given again; settings need not be repeated.
 """
 #: The settings a model can be begun with. Those after the first line may change from visit to visit.
 SETTINGS = (
@@ -61,7 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from efcil.files import locked, refuse_full, refuse_unwritable
     from efcil.model import ModelError, format
     from efcil.model.images import gather_labelled
-    from efcil.model.learning import Keep, discard, learn, needed_bytes, refuse_lookalikes
+    from efcil.model.learning import Keep, discard, learn, needed_bytes, refuse_lookalikes, unfinished_first_task
     from efcil.model.model import Model
 
     folder: Path = arguments.model.expanduser()
@@ -80,8 +80,12 @@ def execute(arguments: argparse.Namespace) -> int:
             model.change(dataclasses.replace(present, **given))
             refuse_lookalikes(model, labels)
         else:
-            settings = Settings(**{"dataset": "folder", "classifier": "auto", **given})
-            model = Model.create(settings, settings.image_size or pictures.natural_size())
+            begun = unfinished_first_task(folder)
+            start = Settings(dataset="folder", classifier="auto") if begun is None else begun.settings
+            given["overrides"] = {**start.overrides, **given.get("overrides", {})}
+            settings = dataclasses.replace(start, **given)
+            natural = pictures.natural_size() if begun is None else begun.image_size
+            model = Model.create(settings, settings.image_size or natural)
         refuse_full(folder, needed_bytes(model))
         tasks = len(model.card.task_sizes) + 1
         with Progress(tasks, quiet=arguments.quiet) as progress:

@@ -21,9 +21,9 @@ from efcil.engine.first_task import FirstTask
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Progress
 from efcil.engine.trainer import Position, Trainer
-from efcil.errors import some
+from efcil.errors import EfcilError, some
 from efcil.methods.base import Method, Task
-from efcil.model.card import LearnedClass, ModelError, Visit, encode_label, now, read_card
+from efcil.model.card import Card, LearnedClass, ModelError, Visit, encode_label, now, read_card
 from efcil.model.format import PARTIAL
 from efcil.model.images import InputError, folder_label, sorted_classes
 from efcil.model.model import Model
@@ -121,6 +121,15 @@ def needed_bytes(model: Model) -> int:
 def discard(folder: Path) -> None:
     """Throw away the unfinished task of a model folder, if there is one."""
     checkpoint.remove(folder / PARTIAL)
+
+
+def unfinished_first_task(folder: Path) -> Card | None:
+    """Return the card of a model whose first task was interrupted, None where there is none to go on with."""
+    try:
+        card = read_card(checkpoint.describe(folder / PARTIAL).facts["task"]["card"])
+    except (EfcilError, KeyError, TypeError):
+        return None
+    return None if card.visits else card
 
 
 # -- a task of new classes -------------------------------------------------------------------------------------------
@@ -236,9 +245,10 @@ class _Journal:
 
     def _other(self, task: dict[str, Any]) -> str:
         names = some(task["classes"])
-        different = "other images" if task["classes"] == self.facts["task"]["classes"] else "other classes"
-        if task["images"] == self.facts["task"]["images"] and different == "other images":
-            different = "other settings"
+        if task["classes"] != self.facts["task"]["classes"]:
+            different = "other classes"
+        else:  # of another size, all images are others
+            different = "other images" if task["card"] == self.facts["task"]["card"] else "other settings"
         return (
             f"The model is in the middle of learning {names}, and this command has {different}. Give the command that "
             "was interrupted again to go on, or add --discard to throw the unfinished task away."
