@@ -762,6 +762,8 @@ class TestWorkers:
         assert (arguments.output, arguments.checkpoint_steps, arguments.quiet) == (tmp_path / "out", 7, True)
         again = workers.worker_command(job, tmp_path / "out", tmp_path, None)
         assert build_parser()[0].parse_args(again[3:]).checkpoint_steps is None
+        assert "--debug" not in again
+        assert "--debug" in workers.worker_command(job, tmp_path / "out", tmp_path, None, debug=True)
 
     def jobs(self, tmp_path: Path, scripts: list[str], monkeypatch: pytest.MonkeyPatch) -> list[workers.Job]:
         """Jobs that run small shell scripts in the place of trainings; all share one first task."""
@@ -780,6 +782,15 @@ class TestWorkers:
         assert str(failures[1]) == "The loss is not finite."
         assert "ended with code 3" in str(failures[2])
         assert any(line.startswith(f"{tmp_path / 'run0'}: done") for line in said)
+
+    @pytest.mark.parametrize("debug", [False, True])
+    def test_tracebacks_are_printed_where_they_are_asked_for(
+        self, debug: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        jobs = self.jobs(tmp_path, ["echo 'line 7, in loss' >&2; echo 'efcil: It failed.' >&2; exit 1"], monkeypatch)
+        failures = workers.run_jobs(jobs, tmp_path, 1, None, lambda text: None, debug=debug)
+        assert str(failures[0]) == "It failed."
+        assert ("line 7, in loss" in capsys.readouterr().err) == debug
 
     def test_runs_that_share_a_first_task_wait_for_the_one_that_trains_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

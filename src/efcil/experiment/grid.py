@@ -156,7 +156,7 @@ def _run_beside_each_other(
             if len(settings) == 1:
                 raise
             failures[number] = _told(error, locate(output, each).path, say, debug)
-    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings))
+    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug)
     failures.update((number, _reason(error)) for number, error in failed.items())
 
 

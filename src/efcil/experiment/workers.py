@@ -58,10 +58,11 @@ def run_jobs(
     checkpoint_steps: int | None,
     say: Callable[[str], None],
     gpus: Sequence[str] = (),
+    debug: bool = False,
 ) -> dict[int, Exception]:
     """Run all jobs, `slots` at a time on each of the `gpus` that are named, or on the one that the settings choose.
 
-    Returns the failures by the number of the job.
+    Returns the failures by the number of the job; `debug` prints their tracebacks when they happen.
     """
     if not jobs:
         return {}
@@ -71,14 +72,18 @@ def run_jobs(
         StopRequest() as stop,
         mps(say, together) if together > 1 else contextlib.nullcontext(dict(os.environ)) as environment,
     ):
-        return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus).run(stop)
+        return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus, debug).run(stop)
 
 
-def worker_command(job: Job, output: Path, scratch: Path, checkpoint_steps: int | None) -> list[str]:
+def worker_command(
+    job: Job, output: Path, scratch: Path, checkpoint_steps: int | None, debug: bool = False
+) -> list[str]:
     """Return the command that trains one run, its settings written to a file in `scratch`."""
     config = scratch / f"{job.number}.yaml"
     config.write_text(to_yaml(job.settings), encoding="utf-8")
     command = [sys.executable, "-m", "efcil", "run", "--config", str(config), "--output", str(output), "--quiet"]
+    if debug:
+        command.append("--debug")
     return command if checkpoint_steps is None else [*command, "--checkpoint-steps", str(checkpoint_steps)]
 
 
@@ -93,8 +98,10 @@ class _Scheduler:
         scratch: Path,
         environment: Mapping[str, str],
         gpus: Sequence[str],
+        debug: bool,
     ) -> None:
         self.gpus = gpus
+        self.debug = debug
         self.waiting = list(jobs)
         self.running: list[_Worker] = []
         self.failures: dict[int, Exception] = {}
@@ -136,7 +143,7 @@ class _Scheduler:
         errors = self.scratch / f"{job.number}.err"
         with open(errors, "wb") as stream:
             process = subprocess.Popen(
-                worker_command(job, self.output, self.scratch, self.checkpoint_steps),
+                worker_command(job, self.output, self.scratch, self.checkpoint_steps, self.debug),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
@@ -156,6 +163,8 @@ class _Scheduler:
             if code == 0:
                 self.say(f"{worker.job.folder}: done after {time.monotonic() - worker.started:.0f} s.")
                 continue
+            if self.debug:
+                print(_printed(worker.errors), file=sys.stderr, flush=True)
             reason = _last_words(worker.errors) or f"The process ended with code {code}; see {worker.job.folder}."
             self.failures[worker.job.number] = TrainingError(reason)
             self.say(f"{worker.job.folder}: failed. {reason}")
@@ -169,8 +178,12 @@ class _Scheduler:
         self.running.clear()
 
 
+def _printed(errors: Path) -> str:
+    return errors.read_text(encoding="utf-8", errors="replace").strip()
+
+
 def _last_words(errors: Path) -> str:
-    lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = _printed(errors).splitlines()
     return lines[-1].removeprefix("efcil: ") if lines else ""
 
 
