@@ -1,10 +1,10 @@
-"""Gather finished runs into a results file that only grows: one row per run, with what it was made with.
+"""Gather finished runs into results files that only grow: one row per run, with what it was made with.
 
-    python benchmarks/collect.py runs --output benchmarks/results/cifar100.csv
+    python benchmarks/collect.py runs
 
-A run that the file has already is left as it is, unless --replace says that these are newer. Beside the file, a
-Markdown table of means over seeds is written, with the paper's values beside ours; and the tables of docs/methods get
-the values that were measured.
+There is a file for every dataset, and one for variants: runs with settings that differ from the preset's. A run that a
+file has already is left as it is, unless --replace says that these are newer. Beside each file, a Markdown table of
+means over seeds is written, with the paper's values beside ours; and the tables of docs/methods get what was measured.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import csv
 import json
 import re
 import statistics
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 
 from efcil.report import PaperValue, paper_value
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import label, load_config
+from efcil.settings import Settings, label, load_config
+from efcil.settings.options import show
 
 COLUMNS = [
     "dataset", "scenario", "method", "seed", "A_step", "A_inc", "task_mean", "forgetting", "task_aware_A_step",
@@ -26,6 +29,8 @@ COLUMNS = [
     "command",
 ]  # fmt: skip
 TITLES = {"CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "ImageNet-Subset": "imagenet-subset"}
+RESULTS = Path(__file__).parent / "results"
+VARIANTS = "variants"
 PAGES = Path(__file__).parent.parent / "docs" / "methods"
 KEY = ("dataset", "scenario", "method", "seed")
 
@@ -36,11 +41,6 @@ def row_of(run: RunFolder) -> dict[str, str]:
     (settings,) = load_config(run.settings_file)
     execution, hardware = summary["execution"], summary["hardware"]
     where = hardware["gpus"][0] if execution["device"] == "cuda" else hardware["cpu"]
-    words = summary["command"].split()
-    if "--data" in words:
-        words[words.index("--data") + 1] = "DATA"
-    if "--output" in words:
-        words[words.index("--output") + 1] = "runs"
     return {
         "dataset": summary["dataset"],
         "scenario": summary["scenario"],
@@ -54,8 +54,30 @@ def row_of(run: RunFolder) -> dict[str, str]:
         "hardware": where,
         "torch": summary["versions"]["torch"],
         "commit": (summary["commit"] or "") + ("+changes" if summary.get("uncommitted_changes") else ""),
-        "command": " ".join(words),
+        "command": command_of(summary["command"], settings),
     }
+
+
+def command_of(given: str, settings: Settings) -> str:
+    """Return the command as it can be given elsewhere; of a run that a script made, the command for that run alone."""
+    words = given.split()
+    if words[:2] != ["efcil", "run"]:
+        return " ".join(["efcil run", *_flags(replace(settings, data="DATA"))])
+    for name, value in (("--data", "DATA"), ("--output", "runs")):
+        if name in words:
+            words[words.index(name) + 1] = value
+    return " ".join(word for word in words if word != "--quiet")
+
+
+def _flags(settings: Settings) -> Iterator[str]:
+    default = Settings(method=settings.method, dataset=settings.dataset, scenario=settings.scenario)
+    for name in ("method", "dataset", "scenario", "seed"):
+        yield f"--{name} {getattr(settings, name)}"
+    for name in (field.name for field in fields(Settings) if field.name not in ("seed", "overrides")):
+        if getattr(settings, name) != getattr(default, name):
+            yield f"--{name.replace('_', '-')} {getattr(settings, name)}"
+    if settings.overrides:
+        yield "--set " + " ".join(f"{name}={show(value)}" for name, value in settings.overrides.items())
 
 
 def number(value: float | None) -> str:
@@ -155,29 +177,42 @@ def mean(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f}{spread}"
 
 
+def file_of(row: dict[str, str]) -> str:
+    """Return the name of the results file that a row belongs to: that of its dataset, or the one of other readings."""
+    return row["dataset"] if plain_name(row["method"]) == row["method"] else VARIANTS
+
+
+def add(name: str, new: list[dict[str, str]], folder: Path, replace_old: bool) -> list[dict[str, str]]:
+    """Put new rows into a results file; return all of its rows."""
+    rows = {tuple(row[column] for column in KEY): row for row in read(folder / f"{name}.csv")}
+    for row in new:
+        key = tuple(row[column] for column in KEY)
+        if replace_old or key not in rows:
+            rows[key] = row
+            print(f"added to {name}.csv: {row['scenario']} {row['method']} seed {row['seed']}")
+    write(folder / f"{name}.csv", list(rows.values()))
+    (folder / f"{name}.md").write_text(markdown(list(rows.values())), encoding="utf-8")
+    return list(rows.values())
+
+
 def main() -> None:
-    """Add the runs below the given folders to the results file."""
+    """Add the runs below the given folders to the results files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="folders that hold finished runs")
-    parser.add_argument("--output", type=Path, required=True, help="results file (CSV)")
-    parser.add_argument("--replace", action="store_true", help="let these runs take the place of those in the file")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results files")
+    parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the methods' pages")
+    parser.add_argument("--replace", action="store_true", help="let these runs take the place of those in the files")
     options = parser.parse_args()
-    rows = read(options.output)
-    known = {tuple(row[name] for name in KEY) for row in rows}
+    new: dict[str, list[dict[str, str]]] = {}
     for run in find_runs(options.runs):
-        if not run.summary_file.exists():
-            continue
-        row = row_of(run)
-        key = tuple(row[name] for name in KEY)
-        if options.replace:
-            rows = [old for old in rows if tuple(old[name] for name in KEY) != key]
-        if options.replace or key not in known:
-            rows.append(row)
-            print(f"added {row['dataset']} {row['scenario']} {row['method']} seed {row['seed']}")
-    write(options.output, rows)
-    options.output.with_suffix(".md").write_text(markdown(rows), encoding="utf-8")
-    fill_pages(PAGES, rows)
-    print(markdown(rows), end="")
+        if run.summary_file.exists():
+            row = row_of(run)
+            new.setdefault(file_of(row), []).append(row)
+    for name, rows in sorted(new.items()):
+        present = add(name, rows, options.results, options.replace)
+        print(markdown(present), end="")
+        if name != VARIANTS:
+            fill_pages(options.pages, present)
 
 
 if __name__ == "__main__":
