@@ -243,7 +243,11 @@ class TestOthers:
         for part in ("efc", "finetune", "joint", "efm_weight=10"):
             assert part in listed
         assert main(["methods", "efc"]) == 0
-        assert "prototype_update = efm  (one of efm, none, linear, linear-residual)" in capsys.readouterr().out
+        described = capsys.readouterr().out
+        assert "prototype_update = efm  (one of efm, none, linear, linear-residual)" in described
+        assert "With the preset" not in described
+        assert main(["methods", "fetril"]) == 0
+        assert "With the preset of cifar100, imagenet" in capsys.readouterr().out
         assert main(["methods", "efk"]) == 2
 
     def test_data(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,12 +54,16 @@ def summary(cls: type) -> str:
 
 def describe(name: str, cls: type) -> str:
     """Return a method's documentation and settings."""
+    from efcil.presets import method_values
+
     lines = [name, "", textwrap.indent(inspect.getdoc(cls) or summary(cls), "  "), "", "  Settings (--set name=value):"]
     for option in options(_definition(cls)).values():
         lines.append(f"    {option.name} = {show(option.default)}  ({option.expected})")
         lines.append(textwrap.fill(option.help, 80, initial_indent=" " * 8, subsequent_indent=" " * 8))
     if len(lines) == 5:
         lines.append("    none")
+    for values, datasets in method_values(name).items():
+        lines.append(f"  With the preset of {', '.join(datasets)}: {', '.join(values)}")
     return "\n".join(lines)
 
 

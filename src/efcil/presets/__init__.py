@@ -12,7 +12,7 @@ import yaml
 
 from efcil.errors import SettingsError, unknown
 from efcil.settings.model import Recipe
-from efcil.settings.options import build
+from efcil.settings.options import build, show
 
 FIRST_TASK = "first_task"
 _KEYS = ("network", "augmentation", "by_image_size", "named_by_data", "first_task", "later", "methods")
@@ -78,6 +78,15 @@ def load_preset(dataset: str) -> Preset:
     name = f"presets/{dataset}.yaml"
     text = (resources.files(__name__) / f"{dataset}.yaml").read_text(encoding="utf-8")
     return parse_preset(text, dataset, name)
+
+
+def method_values(method: str) -> dict[tuple[str, ...], list[str]]:
+    """Return what presets set of a method's settings (`name=value`), and the datasets whose presets do."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for dataset in presets():
+        if values := load_preset(dataset).methods.get(method):
+            found.setdefault(tuple(f"{name}={show(value)}" for name, value in values.items()), []).append(dataset)
+    return found
 
 
 def parse_preset(text: str, dataset: str, source: str) -> Preset:

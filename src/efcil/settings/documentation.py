@@ -58,13 +58,15 @@ _METHODS = """\
 ## Methods
 
 Settings of a method are changed with `--set efm_weight=5` or, in a file, under `overrides`. In a grid of several
-methods each one takes the settings that it has.
+methods each one takes the settings that it has. The preset of a dataset may set some too, where its benchmark reads a
+method in another way than the method's authors; `--set` goes before that.
 """
 
 
 def documentation() -> str:
     """Return the text of docs/settings.md."""
     from efcil import methods
+    from efcil.presets import method_values
 
     known = options(Settings)
     names = [f"`{name}`" for name in known if name in GRID_FIELDS]
@@ -77,7 +79,11 @@ def documentation() -> str:
     for name, cls in methods.bundled().items():
         members = list(options(cls.Settings).values())
         body = _table(members) if members else "No settings of its own.\n"
-        parts.append(f"### {name}\n\n{_sentence(cls.summary)}\n\n{body}")
+        read_otherwise = "".join(
+            f"\nPreset of {', '.join(datasets)}: {', '.join(f'`{each}`' for each in values)}.\n"
+            for values, datasets in method_values(name).items()
+        )
+        parts.append(f"### {name}\n\n{_sentence(cls.summary)}\n\n{body}{read_otherwise}")
     return "\n".join(parts)
 
 
