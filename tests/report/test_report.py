@@ -17,7 +17,7 @@ from efcil.report import FORMATS, METRICS, Table, matrices_text, matrix_text, pa
 from efcil.report.paper import published
 from efcil.report.render import escape_latex
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import Settings, method_settings
+from efcil.settings import Settings, identity, method_settings, to_yaml
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "paper" / "tables.csv"
 
@@ -358,6 +358,24 @@ def test_seeds_with_other_settings_than_their_label_shows_are_noted(tmp_path: Pa
         run = write_run(tmp_path, "cifar100", "cs10", "fecam", seed)
         run.write_settings(Settings(method="fecam", dataset="cifar100", scenario="cs10", seed=seed, overrides=changes))
     (row,) = table(find_runs([tmp_path])).rows
-    assert row.notes == ("seeds with different settings: method_settings.shrink_rest",)
+    assert row.notes == (
+        "with the presets and defaults of today this is called fecam+shrink_rest=1",
+        "seeds with different settings: method_settings.shrink_rest",
+    )
     (row,) = table(find_runs([tmp_path / "cifar100" / "cs10" / "fecam" / f"seed{seed}" for seed in (1, 2)])).rows
     assert row.notes == ()
+
+
+def test_runs_of_another_preset_are_not_set_beside_the_paper(tmp_path: Path) -> None:
+    settings = Settings(method="fetril", dataset="cifar100", scenario="cs10")
+    run = write_run(tmp_path, "cifar100", "cs10", "fetril", 0)
+    run.write_settings(settings)
+    (row,) = table(find_runs([tmp_path])).rows
+    assert row.paper
+    assert not row.notes
+    before = identity(settings)
+    before["method_settings"]["views"] = "plain"
+    run.settings_file.write_text(to_yaml(settings, resolved=before))
+    (row,) = table(find_runs([tmp_path])).rows
+    assert not row.paper
+    assert row.notes == ("with the presets and defaults of today this is called fetril+views=plain",)

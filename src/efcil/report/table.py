@@ -13,6 +13,7 @@ from typing import Any
 from efcil.errors import EfcilError
 from efcil.report.paper import PaperValue, paper_value
 from efcil.runfolder import RunFolder
+from efcil.settings import label, load_config
 from efcil.settings.resolution import differences
 
 # Name in summary.json -> heading. Accuracies and forgetting are in percent.
@@ -113,7 +114,9 @@ def table(runs: Iterable[RunFolder]) -> Table:
 def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str, Any]]]) -> Row:
     summaries = [summary for _, summary in members]
     ours = _statistics(summaries, tuple(METRICS))
-    found = {metric: paper_value(*key, metric) for metric in METRICS}
+    dataset, scenario, name = key
+    today = {_name_today(run) or name for run, _ in members}
+    found = {metric: paper_value(dataset, scenario, name, metric) if today == {name} else None for metric in METRICS}
     paper = {metric: value for metric, value in found.items() if value is not None}
     beside = [mapping(summary, "classifiers") for summary in summaries]
     others = {
@@ -128,6 +131,7 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
         paper=paper,
         classifiers={"own": own, **others} if others else {},
         notes=(
+            *(f"with the presets and defaults of today this is called {other}" for other in sorted(today - {name})),
             *_differences(summaries, "versions of the method", _version),
             *_unlike([run for run, _ in members]),
             *_differences(summaries, "ways of computing", _computing),
@@ -167,6 +171,15 @@ def _unlike(runs: Sequence[RunFolder]) -> tuple[str, ...]:
     known = [identity for identity in identities if identity]
     names = {name for other in known[1:] for name in differences(known[0], other)} - {"seed", "class_seed"}
     return (f"seeds with different settings: {', '.join(sorted(names))}",) if names else ()
+
+
+def _name_today(run: RunFolder) -> str | None:
+    """Return what the run would be called now: a preset or a default may have become another one since it was made."""
+    try:
+        (settings,) = load_config(run.settings_file)
+        return label(settings)
+    except EfcilError:
+        return None
 
 
 def _version(summary: dict[str, Any]) -> str | None:
