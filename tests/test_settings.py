@@ -465,6 +465,11 @@ class TestIdle:
     def test_accepted(self, arguments: str) -> None:
         assert planned(arguments)
 
+    def test_what_is_of_use_to_others_alone_is_left_out(self) -> None:
+        efc, fetril = planned("--method efc fetril --set later.epochs=3 first_task.epochs=2")
+        assert efc.overrides == {"later.epochs": 3, "first_task.epochs": 2}
+        assert fetril.overrides == {"first_task.epochs": 2}
+
     def test_files_are_held_to_it_and_records_of_runs_are_not(self, tmp_path: Path) -> None:
         path = tmp_path / "settings.yaml"
         settings = Settings(method="fetril", overrides={"later.learning_rate": 0.1})
@@ -489,6 +494,70 @@ class TestIdle:
         model.card = replace(model.card, settings=replace(model.card.settings, overrides=idle.overrides))
         model.change(replace(idle, precision="fp32"))
         assert model.card.settings.overrides == idle.overrides
+
+
+class TestVary:
+    """Several values of settings that belong to methods or recipes."""
+
+    def test_every_combination_is_a_run(self) -> None:
+        runs = planned(
+            "--method efc --seed 0 1 --vary efm_weight=1 10 later.milestones=3,6 9 --set later.schedule=steps"
+        )
+        assert [(run.seed, run.overrides["efm_weight"], run.overrides["later.milestones"]) for run in runs] == [
+            (seed, weight, milestones) for seed in (0, 1) for weight in (1.0, 10.0) for milestones in ((3, 6), (9,))
+        ]
+        assert {run.overrides["later.schedule"] for run in runs} == {"steps"}
+
+    def test_methods_that_lack_a_setting_are_trained_once(self) -> None:
+        runs = planned("--method lwf efc fetril --vary efm_weight=1 2 --vary later.epochs=3")
+        assert [label(run) for run in runs] == [
+            "lwf+later.epochs=3", "efc+efm_weight=1+later.epochs=3", "efc+efm_weight=2+later.epochs=3", "fetril",
+        ]  # fmt: skip
+
+    def test_a_value_given_twice_is_one_run(self) -> None:
+        assert len(planned("--method efc --vary efm_weight=1 1.0 2")) == 2
+
+    def test_in_a_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "grid.yaml"
+        path.write_text("method: efc\noverrides: {damping: 0.5}\nvary:\n  efm_weight: [1, 2]\n  later: {epochs: [3]}\n")
+        expected = [{"damping": 0.5, "efm_weight": weight, "later.epochs": 3} for weight in (1, 2)]
+        assert [run.overrides for run in load_config(path)] == expected
+        # A flag goes before the file, whether it has one value or several.
+        one, two, three = (
+            planned(f"--config {path} {flags}")
+            for flags in ("--set efm_weight=7", "--vary efm_weight=7 8 9", "--vary damping=1 2")
+        )
+        assert [run.overrides["efm_weight"] for run in one] == [7.0]
+        assert [run.overrides["efm_weight"] for run in two] == [7.0, 8.0, 9.0]
+        assert [run.overrides["damping"] for run in three] == [1.0, 2.0, 1.0, 2.0]
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ("--vary 3", "--vary takes name=value value"),
+            ("--vary efm_weight=1 2 efm_weight=3", "names 'efm_weight' twice"),
+            ("--vary efm_weight=1 2 --set efm_weight=3", "'efm_weight' has one value and is varied too"),
+            ("--vary efm_wait=1 2", "efm_weight"),
+            ("--vary efm_weight=1 much", "much"),
+            ("--method fetril --vary later.epochs=1 2", "would change nothing"),
+        ],
+    )
+    def test_refused(self, arguments: str, says: str) -> None:
+        with pytest.raises(SettingsError, match=re.escape(says)):
+            planned(arguments)
+
+    @pytest.mark.parametrize("text", ["vary: 3", "vary: {efm_weight: 3}", "vary: {efm_weight: []}"])
+    def test_lists_are_wanted_in_a_file(self, text: str, tmp_path: Path) -> None:
+        path = tmp_path / "grid.yaml"
+        path.write_text(text)
+        with pytest.raises(SettingsError, match=r"grid\.yaml: 'vary' .*list"):
+            load_config(path)
+
+    def test_the_record_of_a_run_is_one_run(self, tmp_path: Path) -> None:
+        path = tmp_path / "settings.yaml"
+        path.write_text(to_yaml(Settings(), resolved=identity(Settings())) + "vary: {efm_weight: [1, 2]}\n")
+        with pytest.raises(SettingsError, match="belongs to the record of one run"):
+            load_config(path)
 
 
 class TestPresets:
@@ -575,8 +644,8 @@ def test_documented_examples_do_something(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(example)
     runs = planned(f"--config {tmp_path / 'mine.yaml'}")
-    assert len(runs) == 6
-    assert [len(run.overrides) for run in runs] == [2, 1] * 3
+    assert len(runs) == 9  # lwf has no prototypes to update in two ways
+    assert [len(run.overrides) for run in runs] == [3, 3, 1] * 3
     typed = re.findall(r"--set ([\w.]+=[^`\s]+)", text)
     assert len(typed) == 3
     for override in typed:

@@ -97,12 +97,28 @@ def positive(flag: str) -> Callable[[str], int]:
     return check
 
 
-def pair(text: str) -> tuple[str, str]:
+def pair(text: str, flag: str = "--set", example: str = "later.learning_rate=0.001") -> tuple[str, str]:
     """Split `name=value`."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise SettingsError(f"--set takes name=value, such as --set later.learning_rate=0.001, but it got {text!r}.")
+        raise SettingsError(f"{flag} takes name=value, such as {flag} {example}, but it got {text!r}.")
     return name.strip().replace("-", "_"), value.strip()
+
+
+def varied(words: Sequence[str]) -> dict[str, list[str]]:
+    """Read `name=value value name=value value`: several values for each name."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        if "=" in word:
+            name, value = pair(word, "--vary", "efm_weight=1 10")
+            if name in found:
+                raise SettingsError(f"--vary names {name!r} twice. Give all of its values together.")
+            found[name] = [value]
+        elif found:
+            found[next(reversed(found))].append(word)
+        else:
+            raise SettingsError(f"--vary takes name=value value, such as --vary efm_weight=1 10, but it got {word!r}.")
+    return found
 
 
 def _metavar(option: Option) -> str:

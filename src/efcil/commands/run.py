@@ -6,15 +6,15 @@ import argparse
 import dataclasses
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, positive
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, positive, varied
 from efcil.errors import EfcilError, GridError, SettingsError
 from efcil.settings import Settings, expand, options, read_config, validate
-from efcil.settings.grid import is_record
-from efcil.settings.idle import refuse_idle
+from efcil.settings.grid import VARY_KEY, is_record
+from efcil.settings.idle import idle_overrides, refuse_idle
 
 DEFAULT_METHODS = ["efc", "finetune"]
 
@@ -40,6 +40,15 @@ def add_parser(subparsers: Any) -> None:
         if option.name == "method":
             option = dataclasses.replace(option, default=" ".join(DEFAULT_METHODS))
         add_option(groups[option.group], option)
+        if option.name == "overrides":
+            groups[option.group].add_argument(
+                "--vary",
+                nargs="+",
+                action="extend",
+                default=[],
+                metavar="NAME=VALUE",
+                help="The same with several values each (efm_weight=1 5 10): every combination is one run.",
+            )
     work = parser.add_argument_group("this command")
     work.add_argument("--config", metavar="FILE", type=Path, help="settings file (YAML); flags override what it says")
     work.add_argument("--output", metavar="DIR", type=Path, default=Path("runs"), help="where runs go (default: runs)")
@@ -94,21 +103,43 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
     """Return the validated runs that a command line asks for."""
     values = read_config(arguments.config) if arguments.config is not None else {}
     given = {name: getattr(arguments, name) for name in options(Settings) if hasattr(arguments, name)}
-    typed = set(dict(given.get("overrides", ())))
+    overrides, several = dict(given.pop("overrides", ())), varied(arguments.vary)
+    in_file, several_in_file = values.pop("overrides", {}), values.pop(VARY_KEY, {})
+    typed = {*overrides, *several}
     if arguments.config is not None and not is_record(arguments.config):
-        typed |= set(values.get("overrides", {}))
+        typed |= {*in_file, *several_in_file}
     if "scenario" in given or "tasks" in given:
         # The command line describes the scenario, so what the file says of it no longer belongs to it.
         values = {
             name: value for name, value in values.items() if name not in ("scenario", "tasks", "first_task_classes")
         }
-    given["overrides"] = {**values.get("overrides", {}), **dict(given.get("overrides", ()))}
     values = {"method": list(DEFAULT_METHODS), **values, **given}
+    values["overrides"] = {**_without(in_file, several), **overrides}
+    values[VARY_KEY] = {**_without(several_in_file, overrides), **several}
     if values.get("data") is not None:
         values["data"] = _data_path(values)
     runs = _validated(share_overrides(expand(values)))
     refuse_idle(runs, typed)
-    return runs
+    return _distinct([_without_idle(run, typed) for run in runs])
+
+
+def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _without_idle(settings: Settings, names: Collection[str]) -> Settings:
+    """Return a run of a grid without those of the overrides called `names` that are of use to other runs alone."""
+    idle = [name for name in idle_overrides(settings) if name in names]
+    return dataclasses.replace(settings, overrides=_without(settings.overrides, idle))
+
+
+def _distinct(runs: Sequence[Settings]) -> list[Settings]:
+    """Return every run once: what is varied for one method may be nothing to another."""
+    found: list[Settings] = []
+    for run in runs:
+        if run not in found:
+            found.append(run)
+    return found
 
 
 def share_overrides(grid: Sequence[Settings]) -> list[Settings]:
@@ -126,8 +157,8 @@ def share_overrides(grid: Sequence[Settings]) -> list[Settings]:
     shared = []
     for settings in grid:
         mine = fields.get(settings.method, set())
-        kept = {name: value for name, value in settings.overrides.items() if name in mine or name not in elsewhere}
-        shared.append(dataclasses.replace(settings, overrides=kept))
+        others = [name for name in settings.overrides if name not in mine and name in elsewhere]
+        shared.append(dataclasses.replace(settings, overrides=_without(settings.overrides, others)))
     return shared
 
 

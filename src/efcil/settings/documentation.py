@@ -18,7 +18,8 @@ docs/settings.md`.
 
 A run is described by the settings below, on the command line (`efcil run --seed 0 1 2`) or in a file.
 {grid}
-take several values, and every combination becomes a run.
+take several values, and every combination becomes a run. So do settings of methods and recipes given with `--vary`:
+`efcil run --vary efm_weight=1 5 10 later.epochs=50 100` is six runs.
 
 ## Settings files
 
@@ -31,6 +32,8 @@ seed: [0, 1, 2]
 overrides:  # what --set takes
   later.learning_rate: 0.0005
   efm_weight: 5  # goes to efc, which has it, and not to lwf
+vary:  # what --vary takes
+  prototype_update: [efm, none]
 ```
 
 Under `overrides`, the values of a recipe may stand together as well: `later: {{learning_rate: 0.0005, epochs: 20}}`.

@@ -17,6 +17,9 @@ from efcil.settings.options import options
 # The order of the product: methods change fastest, so that runs which share a first task follow each other.
 GRID_FIELDS = ("dataset", "scenario", "class_order", "class_seed", "seed", "method")
 
+# Settings of methods and recipes with several values each; in a file beside `overrides`, which have one.
+VARY_KEY = "vary"
+
 # Written by a run below its settings: what presets and defaults were at the time.
 RESOLVED_KEY = "resolved"
 
@@ -36,7 +39,8 @@ def read_config(path: Path | str) -> dict[str, Any]:
         raise SettingsError(f"{path}: {error}") from None
     if resolved is None:
         return checked
-    if not isinstance(resolved, Mapping) or any(isinstance(value, list) for value in checked.values()):
+    several = VARY_KEY in checked or any(isinstance(value, list) for value in checked.values())
+    if several or not isinstance(resolved, Mapping):
         raise SettingsError(f"{path}: 'resolved' belongs to the record of one run; remove it to write a settings file.")
     from efcil.settings.resolution import pin
 
@@ -59,6 +63,9 @@ def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
     known = options(Settings)
     checked: dict[str, Any] = {}
     for name, value in values.items():
+        if name == VARY_KEY:
+            checked[name] = _check_varied(value)
+            continue
         if name not in known:
             raise _misplaced(str(name)) or unknown("setting", str(name), known)
         if name == "overrides":
@@ -75,6 +82,20 @@ def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             checked[name] = known[name].check(value)
     return checked
+
+
+def _check_varied(values: Any) -> dict[str, list[Any]]:
+    """Check that every name has a list of values; what they mean is checked run by run."""
+    if not isinstance(values, Mapping):
+        raise SettingsError(f"{VARY_KEY!r} must hold names with lists of values, such as {{efm_weight: [1, 10]}}.")
+    varied = flat_overrides(values)
+    for name, value in varied.items():
+        if not isinstance(value, list) or not value:
+            raise SettingsError(
+                f"{VARY_KEY!r} wants a list of values for {name!r}, but it is {value!r}. "
+                "One value belongs under 'overrides'."
+            )
+    return dict(varied)
 
 
 def _misplaced(name: str) -> SettingsError | None:
@@ -97,13 +118,24 @@ def _misplaced(name: str) -> SettingsError | None:
 
 
 def expand(grid: Mapping[str, Any]) -> list[Settings]:
-    """Return one Settings for every combination of the list-valued fields."""
+    """Return one Settings for every combination of the list-valued fields, and of the values under `vary`."""
     checked = check_values(grid)
+    varied = checked.pop(VARY_KEY, {})
+    overrides = checked.pop("overrides", {})
+    if both := [name for name in varied if name in overrides]:
+        raise SettingsError(f"Setting {both[0]!r} has one value and is varied too. Leave one of the two out.")
     if checked.get("tasks") is not None:
         checked.setdefault("scenario", CUSTOM)
     axes = [name for name in GRID_FIELDS if isinstance(checked.get(name), list)]
-    combinations = itertools.product(*(checked[name] for name in axes))
-    return [Settings(**{**checked, **dict(zip(axes, combination, strict=True))}) for combination in combinations]
+    return [
+        Settings(**{**checked, **dict(zip(axes, combination, strict=True)), "overrides": {**overrides, **chosen}})
+        for combination in itertools.product(*(checked[name] for name in axes))
+        for chosen in _choices(varied)
+    ]
+
+
+def _choices(varied: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
 
 
 def to_yaml(settings: Settings, resolved: Mapping[str, Any] | None = None) -> str:
