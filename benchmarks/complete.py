@@ -72,7 +72,7 @@ def missing(known: list[dict[str, str]], data: str | None) -> list[Settings]:
 def main() -> None:
     """Train the missing runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder that holds CIFAR-100")
+    parser.add_argument("--data", type=Path, help="folder that holds CIFAR-100")
     parser.add_argument("--output", type=Path, default=Path("runs"), help="where runs are written (default: runs)")
     parser.add_argument("--jobs-per-gpu", type=int, default=5, help="runs at a time on a GPU (default: 5)")
     parser.add_argument("--scenario", nargs="+", help="only these scenarios")
@@ -82,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     wanted = [
         settings
-        for settings in missing(rows(RESULTS), options.data)
+        for settings in missing(rows(RESULTS), None if options.data is None else str(options.data.absolute()))
         if settings.scenario in (options.scenario or [settings.scenario])
         and settings.method in (options.method or [settings.method])
         and settings.seed in (options.seed or [settings.seed])
