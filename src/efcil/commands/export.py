@@ -15,8 +15,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "export",
         help="write a model for other programs",
-        description="Write a model as ONNX or as an archive of torch.export, preprocessing and class names inside. "
-        "It is checked on the spot to say what the original says.",
+        description="Write a model as ONNX or as an archive of torch.export, normalisation and class names inside; it "
+        "takes uint8 images of the model's size. It is checked on the spot to say what the original says.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("--to", required=True, metavar="KIND", help="onnx or torch")

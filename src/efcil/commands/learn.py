@@ -47,6 +47,8 @@ def add_parser(subparsers: Any) -> None:
     for name in SETTINGS:
         # One model is learned here, not a grid.
         single = known[name] if name == "overrides" else dataclasses.replace(known[name], nargs=None)
+        if name == "classifier":
+            single = dataclasses.replace(single, default="auto")  # in the help: `run` has another
         add_option(parser, single)
     add_checkpoint_steps(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")

@@ -19,7 +19,8 @@ docs/settings.md`.
 A run is described by the settings below, on the command line (`efcil run --seed 0 1 2`) or in a file.
 {grid}
 take several values, and every combination becomes a run. So do settings of methods and recipes given with `--vary`:
-`efcil run --vary efm_weight=1 5 10 later.epochs=50 100` is six runs.
+`efcil run --method efc --vary efm_weight=1 5 10 later.epochs=50 100` is six runs. Without a method, `efcil run` trains
+efc and finetune.
 
 ## Settings files
 
@@ -53,8 +54,8 @@ later tasks. `--epochs` and `--batch-size` change both; single values are change
 proportion unless they are set too.
 
 What would change nothing is refused: milestones or their decay under another schedule than `steps`, milestones beyond
-the last epoch, momentum of Adam, and all of `later` for methods that are trained in the first task alone (fecam,
-fetril, joint). In a grid it is enough that one run has a use for it.
+the last epoch, momentum of Adam, `later.rotations`, `first_task.backbone_learning_rate`, and all of `later` for methods
+that are trained in the first task alone (fecam, fetril, joint). In a grid it is enough that one run has a use for it.
 """
 
 _METHODS = """\
