@@ -652,6 +652,15 @@ def test_documented_examples_do_something(tmp_path: Path) -> None:
         assert resolve(planned(f"--set {override}")[0]) != resolve(Settings())
 
 
+def test_help_names_all_networks_and_augmentations() -> None:
+    from efcil.data.augment import AUGMENTATIONS
+    from efcil.network.resnet import NETWORKS
+
+    for name, choices in (("network", NETWORKS), ("augmentation", AUGMENTATIONS)):
+        listed = options(Settings)[name].help.partition(": ")[2]
+        assert set(re.sub(r"\(.*?\)|\.$", "", listed).replace(" ", "").split(",")) == set(choices)
+
+
 def test_every_setting_is_documented() -> None:
     for definition in (Settings, Recipe):
         assert all(known.help.endswith(".") for known in options(definition).values())

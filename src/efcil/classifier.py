@@ -54,8 +54,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     device : auto, cpu, cuda, cuda:1.
     precision : auto, fp32, tf32, bf16.
     classifier : what tells classes apart: own (the method's way), heads, or one built from the class statistics that
-        the method keeps; see docs/classifiers.md. auto is rebalanced where the method keeps what that needs, else own.
-        Learning does not depend on it.
+        the method keeps; see docs/classifiers.md. auto is rebalanced where the method decides by its heads and keeps
+        what that needs, else own. Learning does not depend on it.
 
     Attributes
     ----------

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from efcil.errors import EfcilError
-from efcil.methods import available
 from efcil.report import FORMATS, METRICS, Table, matrices_text, matrix_text, paper_value, render, table
 from efcil.report.paper import published
 from efcil.report.render import escape_latex
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import Settings, identity, method_settings, to_yaml
+from efcil.settings import Settings, identity, label, to_yaml
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "paper" / "tables.csv"
 
@@ -292,11 +291,11 @@ class TestPaper:
         assert paper_value("cifar100", "cs10", "efc+epochs=5", "A_step") is None
 
     def test_labels_are_those_of_runs(self) -> None:
-        for _, _, label, _ in published():
-            method, _, setting = label.partition("+")
-            if method == "efc" and setting and "low-rank" not in setting:
-                name, _, value = setting.partition("=")
-                assert getattr(method_settings(available()["efc"], {name: value}), name) == value
+        for dataset, scenario, name, _ in published():
+            method, *changes = name.split("+")
+            overrides = dict(change.split("=") for change in changes)
+            settings = Settings(method=method, dataset=dataset, scenario=scenario, overrides=overrides)
+            assert label(settings) == name
 
     @pytest.mark.skipif(
         not SHARED.exists(), reason="the shared table of the paper's numbers is not beside the repository"

@@ -159,7 +159,7 @@ def possible(keeps: Collection[str]) -> tuple[str, ...]:
 
 
 def automatic(keeps: Collection[str]) -> str:
-    """Return what `auto` is for a method that keeps `keeps`: rebalanced heads where that is possible, else its own way.
+    """Return what `auto` is for a method that decides by heads: rebalanced ones where it keeps what that needs.
 
     Visits of a model are small, often of one class: heads hardly learn to tell it from others then; Gaussians do.
     """

@@ -26,6 +26,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 # Images handed to a thread at once: enough that handing out costs nothing, few enough that all threads end together.
+LARGEST_USUAL_SIDE = 224
+#: How many images are looked at to find the usual side: the headers of more would not move the median.
+SAMPLED_SIDES = 1000
 _IMAGES_PER_PIECE = 128
 _SMALL_BYTES = 16_384
 _FEW_THREADS = 4
@@ -132,6 +135,16 @@ def short_side(encoded: Encoded) -> int:
             f"{encoded.where} cannot be read as an image ({_reason(error)}). "
             "Replace it with an intact copy, or remove it."
         ) from error
+
+
+def usual_side(short_sides: Sequence[int]) -> int:
+    """Return the side to bring images to where none is asked for: the median short side, a multiple of 8, at most 224.
+
+    The median because half of the images or more should be shrunk rather than blown up; a multiple of 8 because
+    networks halve the image several times, and odd sizes lose a border each time; at most 224 because that is what
+    ImageNet networks see, and more costs memory before it gains accuracy.
+    """
+    return min(LARGEST_USUAL_SIDE, max(8, round(float(np.median(short_sides)) / 8) * 8))
 
 
 def _open(content: bytes | Path) -> Image.Image:

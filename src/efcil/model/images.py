@@ -19,12 +19,21 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
-from efcil.data.decode import SUFFIXES, Encoded, Fit, decode_image, decode_into, fit_image, short_side
+from efcil.data.decode import (
+    LARGEST_USUAL_SIDE,
+    SAMPLED_SIDES,
+    SUFFIXES,
+    Encoded,
+    Fit,
+    decode_image,
+    decode_into,
+    fit_image,
+    short_side,
+    usual_side,
+)
 from efcil.data.sources.listing import images_below, images_of_class, visible_folders
 from efcil.errors import DataError
 
-LARGEST_DEFAULT_SIZE = 224
-_SAMPLED_SIZES = 1000
 _HELD_OUT_NAMES = ("test", "val")
 #: What file managers leave behind, in lower case; hidden files are left out anyway.
 _LEFT_BEHIND = ("thumbs.db", "desktop.ini")
@@ -46,17 +55,16 @@ class Pictures:
     def natural_size(self) -> int:
         """Return the side to bring the images to where none is asked for.
 
-        Arrays that are square already keep their size. Otherwise it is the median short side, rounded to a multiple of
-        8, because networks halve images several times. Never more than 224, which is what ImageNet networks see.
+        Arrays that are square already keep their size, up to 224. Otherwise it is the usual side of the images.
         """
-        step = max(1, len(self) // _SAMPLED_SIZES)
+        step = max(1, len(self) // SAMPLED_SIDES)
         sides = [pair for index in range(0, len(self), step) if (pair := _sides(self.items[index])) is not None]
         if not sides:
-            return LARGEST_DEFAULT_SIZE
+            return LARGEST_USUAL_SIDE
         shortest = [min(pair) for pair in sides]
         if len(set(sides)) == 1 and sides[0][0] == sides[0][1] and isinstance(self.items, np.ndarray):
-            return min(LARGEST_DEFAULT_SIZE, shortest[0])
-        return min(LARGEST_DEFAULT_SIZE, max(8, round(float(np.median(shortest)) / 8) * 8))
+            return min(LARGEST_USUAL_SIDE, shortest[0])
+        return usual_side(shortest)
 
     def pixels(self, size: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Return the images from `start` to `stop` as uint8 of shape n x size x size x 3."""

@@ -103,7 +103,7 @@ PURPOSES = (
         r"radius",
         "prototype radius",
         "how far features scatter around class means",
-        "One number for all classes of the first task.",
+        "One number for all classes together.",
     ),
     Purpose(
         r"rotations\.\d+",

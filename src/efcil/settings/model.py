@@ -98,10 +98,23 @@ class Settings:
         maximum=1,
     )
     image_size: int | None = option(
-        None, "Side of the images in pixels, where the dataset lets it be chosen.", group="data", minimum=1
+        None,
+        "Side of the images in pixels, where the dataset lets it be chosen (folder: that of its images, at most 224).",
+        group="data",
+        minimum=1,
     )
-    network: str | None = option(None, "Backbone; where not given, the preset's.", group="training")
-    augmentation: str | None = option(None, "Training augmentation; where not given, the preset's.", group="training")
+    network: str | None = option(
+        None,
+        "Backbone; where not given, the preset's: resnet18-small (for 32 and 64 pixels), resnet18 (for 224), slim (for "
+        "small images on a CPU).",
+        group="training",
+    )
+    augmentation: str | None = option(
+        None,
+        "Training augmentation; where not given, the preset's: none, shift, crop-flip, crop-flip-8 (padded by 4 and 8 "
+        "pixels), padded-resized-crop (EFC's for CIFAR-100), resized-crop.",
+        group="training",
+    )
     epochs: int | None = option(
         None,
         "Epochs of every task, the first one too unless first_task_epochs is given. Milestones move in proportion.",
@@ -113,9 +126,9 @@ class Settings:
     classifier: str = option(
         "own",
         "What tells classes apart at test time: own (the method's way), heads, or one built from the class statistics "
-        "that the method keeps: rebalanced, nearest-mean, mahalanobis, bayes, lda, ridge, svm; auto is rebalanced "
-        "where that is possible, else own. With all, the method's way counts and the others are measured beside it. "
-        "Training does not depend on it.",
+        "that the method keeps: rebalanced, nearest-mean, mahalanobis, bayes, lda, ridge, svm; auto is rebalanced for "
+        "methods that decide by heads, where it is possible, else own. With all, the method's way counts and the "
+        "others are measured beside it. Training does not depend on it.",
         group="evaluation",
     )
     device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, or a certain GPU: cuda:1.", group="hardware")

@@ -5,18 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import numpy as np
-
 from efcil.data.cache import Allocate, Built, Request, load_or_build
 from efcil.data.checksum import checksum_listing
-from efcil.data.decode import SUFFIXES, Encoded, Fit, short_side
+from efcil.data.decode import SAMPLED_SIDES, SUFFIXES, Encoded, Fit, short_side, usual_side
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import Source, SourceOptions
 from efcil.data.sources.listing import Files, build_from_files, images_of_class, labelled, visible_folders
 from efcil.errors import DataError, SettingsError
-
-LARGEST_DEFAULT_SIZE = 224
-_SAMPLED_HEADERS = 1000
 
 
 class Folder(Source):
@@ -125,13 +120,6 @@ class Folder(Source):
 
 
 def _default_size(files: Files) -> int:
-    """Return the smaller of 224 and the median short side of the training images, rounded to a multiple of 8.
-
-    The median because half of the images or more should be shrunk rather than blown up; a multiple of 8 because
-    networks halve the image several times, and odd sizes lose a border each time; at most 224 because that is what
-    ImageNet networks see, and more costs memory before it gains accuracy. About 1000 evenly spaced images are looked
-    at: the headers of more would not move the median.
-    """
-    step = max(1, len(files.paths) // _SAMPLED_HEADERS)
-    median = float(np.median([short_side(Encoded(path, str(path))) for path in files.paths[::step]]))
-    return min(LARGEST_DEFAULT_SIZE, max(8, round(median / 8) * 8))
+    """Return the usual side of the training images, from about 1,000 that are evenly spaced."""
+    step = max(1, len(files.paths) // SAMPLED_SIDES)
+    return usual_side([short_side(Encoded(path, str(path))) for path in files.paths[::step]])
