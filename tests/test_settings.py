@@ -443,6 +443,8 @@ class TestIdle:
             ("--set first_task.backbone_learning_rate=0.1", "first_task.learning_rate"),
             ("--method fetril fecam --set later.epochs=3", "the first task alone"),
             ("--method joint --set later.learning_rate=0.1", "Change first_task.learning_rate"),
+            ("--method fd --set efm_weight=5", "it is for regulariser=efm. Set that too"),
+            ("--set drift_ridge=1", "it is for prototype_update=linear or prototype_update=linear-residual"),
         ],
     )
     def test_refused(self, arguments: str, says: str) -> None:
@@ -460,6 +462,9 @@ class TestIdle:
             "--method efc finetune --set later.milestones=3,6",
             "--set later.schedule=constant later.milestones= later.decay=0.1",  # as it would be anyway
             "--method fecam --epochs 3 --batch-size 8",
+            "--set drift_ridge=1 prototype_update=linear",
+            "--method efc++ --set efm_weight=5",  # which has no regulariser to choose
+            "--method fd --set efm_weight=10",
         ],
     )
     def test_accepted(self, arguments: str) -> None:
@@ -513,6 +518,14 @@ class TestVary:
         assert [label(run) for run in runs] == [
             "lwf+later.epochs=3", "efc+efm_weight=1+later.epochs=3", "efc+efm_weight=2+later.epochs=3", "fetril",
         ]  # fmt: skip
+
+    def test_what_is_idle_beside_another_value_is_not_repeated(self) -> None:
+        runs = planned("--method efc fd --vary prototype_update=efm none drift_sigma=0.1 0.3 --set efm_weight=5")
+        assert [label(run) for run in runs] == [
+            *("efc+drift_sigma=0.1+efm_weight=5", "efc+drift_sigma=0.3+efm_weight=5"),
+            "efc+efm_weight=5+prototype_update=none",
+            *("fd+drift_sigma=0.1", "fd+drift_sigma=0.3", "fd+prototype_update=none"),
+        ]
 
     def test_a_value_given_twice_is_one_run(self) -> None:
         assert len(planned("--method efc --vary efm_weight=1 1.0 2")) == 2

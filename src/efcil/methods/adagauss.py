@@ -56,12 +56,21 @@ class AdaptedGaussians(Method):
             "What carries old Gaussians over: mlp (two layers, AdaGauss) or ridge (linear, in closed form).",
             choices=("mlp", "ridge"),
         )
-        adapter_epochs: int = option(100, "Epochs in which the adapter is learned (SGD).", minimum=1)
-        adapter_learning_rate: float = option(
-            0.01, "Learning rate of the adapter; a tenth after 3, 6 and 9 tenths of its epochs.", minimum=0
+        adapter_epochs: int = option(
+            100, "Epochs in which the adapter is learned (SGD).", minimum=1, needs=("adapter", "mlp")
         )
-        adapter_batch_size: int = option(256, "Features in a step of learning the adapter.", minimum=1)
-        adapter_samples: int = option(10_000, "Points of every class that are sent through the adapter.", minimum=2)
+        adapter_learning_rate: float = option(
+            0.01,
+            "Learning rate of the adapter; a tenth after 3, 6 and 9 tenths of its epochs.",
+            minimum=0,
+            needs=("adapter", "mlp"),
+        )
+        adapter_batch_size: int = option(
+            256, "Features in a step of learning the adapter.", minimum=1, needs=("adapter", "mlp")
+        )
+        adapter_samples: int = option(
+            10_000, "Points of every class that are sent through the adapter.", minimum=2, needs=("adapter", "mlp")
+        )
         shrink_diagonal: float = option(
             3.0, "Mean variances added to every variance of a covariance when classifying.", minimum=0
         )

@@ -39,7 +39,10 @@ class DualProjection(LearningWithoutForgetting):
             True, "Keep what is carried inside the span of the class's old features (DPCR's category-wise projection)."
         )
         projection_threshold: float = option(
-            1e-6, "Share of the largest eigenvalue above which a direction belongs to that span.", minimum=0
+            1e-6,
+            "Share of the largest eigenvalue above which a direction belongs to that span.",
+            minimum=0,
+            needs=("projection", True),
         )
         ridge: float = option(
             200.0, "Penalty of the classifier (DPCR: 200 for CIFAR-100, 2000 for larger images).", minimum=0

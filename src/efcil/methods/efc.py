@@ -23,8 +23,12 @@ from efcil.settings import option
 class ElasticSettings:
     """Hyper-parameters that EFC and EFC++ share: the drift penalty, and what is kept of old classes."""
 
-    efm_weight: float = option(10.0, "Weight of the empirical feature matrix in the drift penalty.", minimum=0)
-    damping: float = option(0.1, "Weight of the identity in the drift penalty.", minimum=0)
+    efm_weight: float = option(
+        10.0, "Weight of the empirical feature matrix in the drift penalty.", minimum=0, needs=("regulariser", "efm")
+    )
+    damping: float = option(
+        0.1, "Weight of the identity in the drift penalty.", minimum=0, needs=("regulariser", "efm")
+    )
     prototype_update: str = option(
         "efm",
         "How old classes follow the drift: efm (means, weights from the feature matrix), none (ablation), linear "
@@ -33,9 +37,14 @@ class ElasticSettings:
         choices=("efm", "none", "linear", "linear-residual"),
     )
     drift_ridge: float = option(
-        0.01, "Pull of a linear prototype_update towards the identity, in mean variances of a feature.", minimum=0
+        0.01,
+        "Pull of a linear prototype_update towards the identity, in mean variances of a feature.",
+        minimum=0,
+        needs=("prototype_update", ("linear", "linear-residual")),
     )
-    drift_sigma: float = option(0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6)
+    drift_sigma: float = option(
+        0.2, "Width of the kernel that weighs drift vectors.", minimum=1e-6, needs=("prototype_update", "efm")
+    )
     covariance: str = option(
         "class",
         "Covariances kept: one per class, one per task (average of its classes), or only the last task's; or one per "
@@ -47,6 +56,7 @@ class ElasticSettings:
         "Share of a class's variance that low-rank covariances keep (EFC paper: 0.9, 0.95 and 0.99).",
         minimum=1e-3,
         maximum=1,
+        needs=("covariance", "low-rank"),
     )
     jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
 
@@ -69,13 +79,17 @@ class ElasticFeatureConsolidation(Method):
             "Drift penalty: efm, or features for plain feature distillation of weight feature_weight (ablation).",
             choices=("efm", "features"),
         )
-        feature_weight: float = option(10.0, "Weight of the penalty where regulariser is features.", minimum=0)
+        feature_weight: float = option(
+            10.0, "Weight of the penalty where regulariser is features.", minimum=0, needs=("regulariser", "features")
+        )
         loss: str = option(
             "prace",
             "Rehearsal: prace (asymmetric, PR-ACE) or symmetric (all classes in both terms; ablation).",
             choices=("prace", "symmetric"),
         )
-        symmetric_weight: float = option(10.0, "Weight of the prototypes where loss is symmetric.", minimum=0)
+        symmetric_weight: float = option(
+            10.0, "Weight of the prototypes where loss is symmetric.", minimum=0, needs=("loss", "symmetric")
+        )
 
     settings: Settings
     feature_matrix: Tensor

@@ -51,6 +51,7 @@ class ElasticWeightConsolidation(FineTune):
             "Run the Fisher pass with BatchNorm in training mode, which moves its running statistics (FACIL's code; an "
             "earlier project of the EFC authors has it off). Never done where train_normalisation is off or "
             "fisher_batch_size is 1.",
+            needs=("train_normalisation", True),
         )
         fisher_batch_size: int | None = option(
             None,

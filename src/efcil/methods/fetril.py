@@ -65,9 +65,12 @@ class FeatureTranslation(FrozenBackbone):
             "torch",
             "Who fits the SVMs: torch (on the training device) or sklearn (liblinear, on the CPU).",
             choices=svm.SOLVERS,
+            needs=("linear", "svm"),
         )
-        cost: float = option(1.0, "Weight C of the squared hinge loss (FeTrIL).", minimum=1e-9)
-        tolerance: float = option(1e-4, "When a machine is done, by liblinear's rule (FeTrIL).", minimum=1e-12)
+        cost: float = option(1.0, "Weight C of the squared hinge loss (FeTrIL).", minimum=1e-9, needs=("linear", "svm"))
+        tolerance: float = option(
+            1e-4, "When a machine is done, by liblinear's rule (FeTrIL).", minimum=1e-12, needs=("linear", "svm")
+        )
 
     settings: Settings
     means: Tensor

@@ -59,7 +59,10 @@ class DualAugmentation(Method):
             choices=("none", "linear", "linear-residual"),
         )
         drift_ridge: float = option(
-            0.01, "Pull of a linear prototype_update towards the identity, in mean variances of a feature.", minimum=0
+            0.01,
+            "Pull of a linear prototype_update towards the identity, in mean variances of a feature.",
+            minimum=0,
+            needs=("prototype_update", ("linear", "linear-residual")),
         )
         train_normalisation: bool = option(True, "Let BatchNorm go on learning after the first task (IL2A's code).")
 

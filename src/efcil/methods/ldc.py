@@ -38,11 +38,23 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
             "How the map is found: learned (Adam, LDC) or ridge (closed form, towards the identity).",
             choices=("learned", "ridge"),
         )
-        map_epochs: int = option(20, "Epochs in which the map is learned, each with views of its own (LDC).", minimum=1)
-        map_learning_rate: float = option(1e-3, "Learning rate of the map (LDC, Adam).", minimum=0)
-        map_batch_size: int = option(128, "Features in a step of learning the map.", minimum=1)
+        map_epochs: int = option(
+            20,
+            "Epochs in which the map is learned, each with views of its own (LDC).",
+            minimum=1,
+            needs=("map", "learned"),
+        )
+        map_learning_rate: float = option(
+            1e-3, "Learning rate of the map (LDC, Adam).", minimum=0, needs=("map", "learned")
+        )
+        map_batch_size: int = option(
+            128, "Features in a step of learning the map.", minimum=1, needs=("map", "learned")
+        )
         map_ridge: float = option(
-            0.01, "Pull of a ridge map towards the identity, in mean variances of a feature.", minimum=0
+            0.01,
+            "Pull of a ridge map towards the identity, in mean variances of a feature.",
+            minimum=0,
+            needs=("map", "ridge"),
         )
         normalise: bool = option(True, "Compare features and means of unit length.")
 

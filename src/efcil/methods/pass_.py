@@ -69,6 +69,7 @@ class PrototypeAugmentation(Method):
             True,
             "Train BatchNorm's scales and shifts too; off: only its statistics follow the images (possibly the EFC "
             "authors' way). Without effect where train_normalisation is off.",
+            needs=("train_normalisation", True),
         )
 
     settings: Settings

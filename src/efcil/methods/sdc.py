@@ -39,14 +39,19 @@ class SemanticDriftCompensation(Method):
 
         base: str = option("lwf", "Method that trains the network, with its default settings.", choices=tuple(_BASES))
         sigma: float = option(
-            0.2, "Width of the kernel that weighs drift vectors (SDC: 0.2 to 0.3, unit features).", minimum=1e-6
+            0.2,
+            "Width of the kernel that weighs drift vectors (SDC: 0.2 to 0.3, unit features).",
+            minimum=1e-6,
+            needs=("update", True),
         )
         normalise: bool = option(
             True, "Scale features to unit length for means, drift and distances (SDC); sigma is in their unit."
         )
         update: bool = option(True, "Move old means along the drift; off: plain nearest class means.")
         train_normalisation: bool = option(
-            False, "Let BatchNorm go on learning after the first task (SDC's code does not); EFC never does."
+            False,
+            "Let BatchNorm go on learning after the first task (SDC's code does not); EFC never does.",
+            needs=("base", ("finetune", "lwf")),
         )
 
     settings: Settings

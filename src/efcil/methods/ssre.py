@@ -51,7 +51,9 @@ class RepresentationExpansion(Method):
             "soft, 1 - s and s (SSRE's code), or hard, all to the one side or the other of threshold (SSRE's paper).",
             choices=("soft", "hard"),
         )
-        threshold: float = option(0.8, "Similarity above which hard selection distils (SSRE's paper).", maximum=1)
+        threshold: float = option(
+            0.8, "Similarity above which hard selection distils (SSRE's paper).", maximum=1, needs=("selection", "hard")
+        )
         detach: bool = option(
             True, "Let no gradient through the similarities (PyCIL); SSRE's own code lets it through."
         )

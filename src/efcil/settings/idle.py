@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from efcil.errors import SettingsError
 from efcil.settings.model import Recipe, Settings
+from efcil.settings.options import options, show
 from efcil.settings.resolution import resolve
 
 
@@ -27,13 +29,25 @@ def idle_overrides(settings: Settings) -> dict[str, str]:
     found = {}
     for name in settings.overrides:
         stage, dot, field = name.partition(".")
-        reason = _reason(settings.method, stage, field, getattr(resolved, stage)) if dot else None
+        reason = (
+            _reason(settings.method, stage, field, getattr(resolved, stage))
+            if dot
+            else _unneeded(resolved.method, name)
+        )
         if reason is not None:
             without = {key: value for key, value in settings.overrides.items() if key != name}
             # What would be so anyway may be spelled out.
             if resolve(replace(settings, overrides=without)) != resolved:
                 found[name] = reason
     return found
+
+
+def _unneeded(method: Any, name: str) -> str | None:
+    """Return why a setting of a method is of no consequence beside the method's other settings."""
+    needs = options(type(method))[name].needs
+    if needs is None or getattr(method, needs[0], needs[1][0]) in needs[1]:
+        return None
+    return f"it is for {' or '.join(f'{needs[0]}={show(value)}' for value in needs[1])}. Set that too"
 
 
 def _reason(method: str, stage: str, field: str, recipe: Recipe) -> str | None:

@@ -34,6 +34,7 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     before: Any = None
+    needs: tuple[str, tuple[Any, ...]] | None = None
 
     @property
     def flags(self) -> str:
@@ -78,11 +79,15 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     before: Any = None,
+    needs: tuple[str, Any] | None = None,
 ) -> Any:
     """Return a dataclass field that carries its documentation. Mutable defaults are copied for every instance.
 
     `before` is what records from before this setting existed mean by not having it, where that is not the default.
+    `needs` names another setting, and the value (or tuple of values) without which this one is of no consequence.
     """
+    if needs is not None and not isinstance(needs[1], tuple):
+        needs = (needs[0], (needs[1],))
     metadata = {
         _KEY: {
             "help": help,
@@ -93,6 +98,7 @@ def option(
             "minimum": minimum,
             "maximum": maximum,
             "before": before,
+            "needs": needs,
         }
     }
     if isinstance(default, dict | list):
