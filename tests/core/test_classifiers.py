@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from efcil.core import classifiers
+from efcil.core import classifiers, svm
 from efcil.core.classifiers import ClassStatistics
+from efcil.core.heads import fit_to_gaussians
 from efcil.errors import SettingsError
 
 SIZE, CLASSES = 5, 4
@@ -19,7 +20,7 @@ def statistics(shared: bool = False) -> ClassStatistics:
     means = 2.0 * torch.rand(CLASSES, SIZE, generator=generator, dtype=torch.float64)
     roots = torch.randn(2 if shared else CLASSES, SIZE, SIZE, generator=generator, dtype=torch.float64)
     covariances = roots @ roots.transpose(1, 2) / SIZE + 0.05 * torch.eye(SIZE, dtype=torch.float64)
-    return ClassStatistics(means, covariances, torch.tensor([0, 1, 1, 0]) if shared else None)
+    return ClassStatistics(means, covariances, torch.tensor([1, 1, 0, 1]) if shared else None)
 
 
 def points() -> Tensor:
@@ -37,6 +38,14 @@ def test_nearest_mean(normalise: bool) -> None:
     scores = classifiers.nearest_mean(kept, normalise)(features)
     unit = torch.nn.functional.normalize if normalise else (lambda x, dim: x)
     torch.testing.assert_close(scores, -(torch.cdist(unit(features, dim=1), unit(kept.means, dim=1)) ** 2))
+
+
+def test_far_from_the_origin_distances_keep_their_digits() -> None:
+    # On a binary grid the shift itself loses nothing.
+    means, features = ((each * 64).round() / 64 for each in (statistics().means, points()))
+    near = classifiers.nearest_mean(ClassStatistics(means))(features)
+    far = classifiers.nearest_mean(ClassStatistics((means + 2.0**10).float()))((features + 2.0**10).float())
+    torch.testing.assert_close(far.double(), near, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -77,7 +86,7 @@ def test_bayes_is_the_gaussian_log_density_up_to_a_constant(shared: bool) -> Non
 def test_lda_has_one_covariance_and_linear_borders() -> None:
     kept = statistics(shared=True)
     covariances, _ = kept.spread()
-    pooled = ClassStatistics(kept.means, (0.5 * covariances[0] + 0.5 * covariances[1]).expand(CLASSES, -1, -1))
+    pooled = ClassStatistics(kept.means, (0.25 * covariances[0] + 0.75 * covariances[1]).expand(CLASSES, -1, -1))
     features = points()
     scores = classifiers.discriminant(kept)(features)
     expected = classifiers.bayes(pooled)(features)
@@ -99,6 +108,40 @@ def test_ridge_is_that_of_samples_with_these_statistics() -> None:
     weight = torch.linalg.solve(gram + strength * torch.eye(SIZE), table.T @ targets)
     features = points()
     torch.testing.assert_close(classifiers.ridge(kept, 0.3)(features), features @ (weight / weight.norm(dim=0)))
+
+
+def test_ridge_counts_a_shared_covariance_once_for_every_class() -> None:
+    kept, features = statistics(shared=True), points()
+    covariances, groups = kept.spread()
+    apart = ClassStatistics(kept.means, covariances[groups])
+    torch.testing.assert_close(classifiers.ridge(kept)(features), classifiers.ridge(apart)(features))
+
+
+def test_strengths_of_the_classifiers_that_are_asked_for_by_name() -> None:
+    kept, features = statistics(), points()
+    for name, explicit in {
+        "mahalanobis": classifiers.mahalanobis(kept, 1.0, 1.0, True),
+        "bayes": classifiers.bayes(kept, 0.1),
+        "lda": classifiers.discriminant(kept, 0.1),
+        "ridge": classifiers.ridge(kept, 0.01),
+    }.items():
+        torch.testing.assert_close(classifiers.CLASSIFIERS[name][1](kept)(features), explicit(features))
+
+
+def test_machines_see_equally_many_features_of_every_class_all_of_unit_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+    fit = svm.fit
+
+    def recorded(rows: Tensor, labels: Tensor, classes: int) -> svm.LinearMachines:
+        seen.append((rows, labels))
+        return fit(rows, labels, classes)
+
+    monkeypatch.setattr(svm, "fit", recorded)
+    classify, features = classifiers.machines(statistics()), points()
+    ((rows, labels),) = seen
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)).double())
+    assert torch.bincount(labels).tolist() == [200] * CLASSES
+    torch.testing.assert_close(classify(3.0 * features), classify(features))
 
 
 @pytest.mark.parametrize("name", classifiers.CLASSIFIERS)
@@ -132,6 +175,15 @@ def test_rebalancing_undoes_a_preference_for_the_newest_classes() -> None:
     assert biased < 0.6
     assert float((scores.argmax(dim=1) == labels).float().mean()) > biased + 0.2
     assert torch.equal(scores, classifiers.rebalanced(kept)(features))
+    fitted = fit_to_gaussians(
+        heads,
+        means,
+        kept.covariances,
+        torch.arange(CLASSES),
+        lambda epoch: torch.Generator().manual_seed(epoch),
+        weight_decay=5e-4,
+    )
+    assert torch.equal(scores, features @ fitted.T)
     with pytest.raises(SettingsError, match="needs trained heads"):
         classifiers.rebalanced(ClassStatistics(means, kept.covariances))
 

@@ -66,6 +66,10 @@ def test_low_rank_keeps_the_fewest_directions(explained: float, expected: list[i
     assert (kept >= explained - 1e-9).all()
 
 
+def test_low_rank_keeps_no_direction_beyond_the_share() -> None:
+    assert ranks(low_rank(torch.eye(4)[None], 0.5)).tolist() == [2]
+
+
 def test_low_rank_is_the_leading_part_of_the_spectrum() -> None:
     given = with_spectrum([60.0, 35.0, 4.0, 1.0])
     factors = low_rank(given.unsqueeze(0), 0.9)[0]

@@ -95,6 +95,20 @@ def test_distances_equal_up_to_rounding_give_equal_weights() -> None:
     assert torch.equal(weights, torch.ones(1, 30, dtype=torch.float64))
 
 
+def test_a_direction_that_hardly_counts_still_tells_samples_apart() -> None:
+    samples = torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    matrix = torch.diag(torch.tensor([1.0, 1e-9], dtype=torch.float64))
+    weights = drift_weights(samples, samples[:1], matrix, 0.2)
+    torch.testing.assert_close(weights, torch.tensor([[1.0, math.exp(-12.5)]], dtype=torch.float64))
+
+
+def test_a_class_far_from_everything_moves_too() -> None:
+    prototypes, old, new, matrix = problem(classes=1)
+    far = prototypes + 1e4
+    expected = move(far, drift_weights(old, far, matrix), new - old)
+    torch.testing.assert_close(compensate(far, old, new, matrix), expected)
+
+
 def test_zero_matrix_gives_the_plain_mean_drift() -> None:
     prototypes, old, new, matrix = problem()
     moved = compensate(prototypes, old, new, torch.zeros_like(matrix))

@@ -52,6 +52,13 @@ def test_closed_form_is_the_definition(classes: int, size: int, seed: int) -> No
     torch.testing.assert_close(closed, from_jacobian(weight, features[0]), rtol=1e-9, atol=1e-10)
 
 
+def test_confident_predictions_keep_their_digits() -> None:
+    """A probability that float32 takes for 1 still leaves the others a little: p (1 - p) is not zero."""
+    logits = torch.tensor([[25.0, 0.0]])
+    matrix = accumulate(FeatureMatrixSum.empty(2), logits).matrix(torch.eye(2))
+    torch.testing.assert_close(matrix[0, 0], torch.exp(-logits[0, 0]), rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("chunks", [[23], [8, 8, 7], [1] * 23])
 def test_accumulated_matrix_is_the_mean_of_local_ones(chunks: list[int]) -> None:
     weight, features = head_and_features(6, 10, 23)

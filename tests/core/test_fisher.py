@@ -76,6 +76,7 @@ def test_squares_of_every_image_by_itself() -> None:
     for norm in (layer for layer in module.modules() if isinstance(layer, torch.nn.BatchNorm2d)):
         torch.nn.init.uniform_(norm.running_mean)
         torch.nn.init.uniform_(norm.running_var, 0.5, 2.0)
+        norm.eps = 0.1  # large enough to be missed
     weight, labels = torch.randn(3, 8), torch.tensor([0, 1, 2, 0, 1])
 
     def loss(features: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
 
+from efcil.core import heads
 from efcil.core.heads import fit_to_gaussians, softmax_epoch
 from efcil.errors import TrainingError
 
@@ -55,3 +59,34 @@ def test_fitting_to_gaussians_approaches_what_many_samples_ask_for() -> None:
         lengths.append(float(torch.autograd.grad(loss, weight)[0].norm()))
     assert losses[1] < losses[0]
     assert lengths[1] < 0.7 * lengths[0]
+
+
+@pytest.mark.parametrize(("classes", "each"), [(3, 1707), (60, 100)])
+def test_what_heads_are_fitted_to(classes: int, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty epochs of equally many samples per class, drawn anew every ten and shown in another order every time."""
+    epochs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def record(weight: torch.Tensor, velocity: torch.Tensor, features: Any, labels: Any, **others: Any) -> None:
+        assert others == {"batch_size": 256, "learning_rate": 1e-3, "momentum": 0.9, "weight_decay": 0.25}
+        epochs.append((features, labels))
+
+    monkeypatch.setattr(heads, "softmax_epoch", record)
+    covariances = torch.stack([4.0 * torch.eye(2), torch.zeros(2, 2)])
+    groups = torch.arange(classes) % 2
+    fit_to_gaussians(
+        torch.zeros(classes, 2),
+        torch.zeros(classes, 2),
+        covariances,
+        groups,
+        lambda epoch: torch.Generator().manual_seed(epoch),
+        weight_decay=0.25,
+    )
+    assert len(epochs) == 50
+    assert all(torch.bincount(labels).tolist() == [each] * classes for _, labels in epochs)
+    assert len({tuple(labels.tolist()) for _, labels in epochs}) == 50
+    drawn = [features.sort(dim=0).values for features, _ in epochs]
+    assert [torch.equal(one, other) for one, other in pairwise(drawn)] == [epoch % 10 != 9 for epoch in range(49)]
+    features, labels = epochs[0]
+    # Classes without spread have that of the jitter, 1e-5.
+    for label, deviation in ((0, 2.0), (1, 1e-5**0.5)):
+        assert float(features[labels == label].std()) == pytest.approx(deviation, rel=0.15)

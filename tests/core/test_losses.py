@@ -65,7 +65,8 @@ def test_no_weight_at_all_is_zero_with_zero_gradient() -> None:
 
 def test_weighted_mean_keeps_the_type_of_the_values() -> None:
     values = torch.tensor([1.0, 4.0])
-    assert weighted_mean(values, torch.tensor([True, False])).dtype == torch.float32
+    for dtype in (torch.bool, torch.float64):
+        assert weighted_mean(values, torch.tensor([1, 0]).to(dtype)).dtype == torch.float32
     assert weighted_mean(values, torch.tensor([True, False])) == 1.0
     assert weighted_mean(values) == 2.5
 
@@ -125,6 +126,15 @@ def test_distillation_is_stationary_at_the_teacher_and_spares_it() -> None:
     assert student.grad is not None
     assert student.grad.abs().max() < 1e-15
     assert leader.grad is None
+
+
+def test_distillation_leaves_out_rows_without_weight_and_has_the_temperature_two() -> None:
+    student, _ = batch(6, 7)
+    teacher, _ = batch(6, 7, seed=3)
+    weights = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0])
+    kept = weights > 0
+    expected = distillation(student[kept], teacher[kept], 2.0)
+    torch.testing.assert_close(distillation(student, teacher, weights=weights), expected)
 
 
 def test_distillation_of_a_student_sure_of_the_wrong_class_is_bounded() -> None:

@@ -53,7 +53,7 @@ def test_statistics_of_one_sample_and_of_none() -> None:
 
 def test_statistics_far_from_the_origin_keep_their_digits() -> None:
     spread = torch.randn(500, 3, generator=generator())
-    features = spread + 1000.0
+    features = spread + 2.0**20  # where float32 has steps of 1/8, so that a mean rounded to it would show
     _, covariances = class_statistics(features, torch.zeros(500, dtype=torch.int64), [0])
     assert covariances.dtype == torch.float32
     expected = np.cov(features.double().numpy(), rowvar=False)
@@ -88,9 +88,18 @@ def test_zero_covariance_gives_the_jitter_alone() -> None:
     torch.testing.assert_close(factors[0], 2e-3 * torch.eye(3, dtype=torch.float64))
 
 
+def test_jitter_grows_as_far_as_it_must() -> None:
+    factors = cholesky_factors(-3.0 * torch.eye(2, dtype=torch.float64)[None])
+    torch.testing.assert_close(factors[0].square(), (10.0 - 3.0) * torch.eye(2, dtype=torch.float64))
+
+
 def test_hopeless_covariances_are_refused() -> None:
     with pytest.raises(EfcilError, match=r"classes \[1\]"):
         cholesky_factors(torch.stack([torch.eye(2), -1e9 * torch.eye(2)]))
+    many = torch.eye(2).repeat(70, 1, 1)  # more than are factorised together
+    many[66] = -1e9 * torch.eye(2)
+    with pytest.raises(EfcilError, match=r"classes \[66\]"):
+        cholesky_factors(many)
     with pytest.raises(EfcilError, match="not finite"):
         cholesky_factors(torch.full((1, 2, 2), math.nan))
 

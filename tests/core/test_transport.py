@@ -66,6 +66,11 @@ def test_ridge_by_hand() -> None:
     )
 
 
+def test_the_penalty_is_a_hundredth_of_a_variance_unless_said_otherwise() -> None:
+    before, after = noise(40, 4), noise(40, 4, seed=5)
+    torch.testing.assert_close(ridge_map(before, after).matrix, ridge_map(before, after, 0.01).matrix)
+
+
 def test_directions_without_images_are_left_alone() -> None:
     before = torch.cat([noise(50, 3), torch.zeros(50, 2, dtype=torch.float64)], dim=1)
     found = ridge_map(before, 2.0 * before, 0.0)
@@ -104,6 +109,15 @@ def test_learned_map_approaches_least_squares_and_starts_as_the_identity() -> No
     # Adam's first step moves every entry by the learning rate, against the sign of its gradient.
     gradient = (before - after).T @ before
     torch.testing.assert_close(first.matrix, torch.eye(6).double() - 0.01 * gradient.sign(), rtol=0, atol=1e-5)
+
+
+def test_the_residual_of_a_learned_map_is_what_it_leaves_of_the_last_view() -> None:
+    matrix, _ = affine()
+    before = noise(64, 6).float()
+    after = before @ matrix.T.float()
+    found = learned_map([(before, 0.0 * before), (before, after)], 6, learning_rate=0.05, batch_size=16)
+    error = after.double() - found.points(before.double())
+    torch.testing.assert_close(found.residual, error.T @ error / 64)
 
 
 def test_relation_reproduces_old_means_that_new_ones_span() -> None:

@@ -64,6 +64,41 @@ def test_resized_crop_boxes_follow_the_stated_distribution():
     assert abs(draws["flip"].float().mean().item() - 0.5) < 0.02
 
 
+def test_resized_crop_boxes_lie_anywhere():
+    """Every integer place that a box has is taken equally often, the last one included."""
+    top, left, height, width = ResizedCrop(area=(0.3, 1.0)).draw(40000, 8, seeds.generator("cpu", 0))["box"].T
+    for place, size in ((top, height), (left, width)):
+        places = place[size == 6].long()
+        shares = torch.bincount(places, minlength=3) / len(places)
+        assert len(shares) == 3
+        assert (shares - 1 / 3).abs().max() < 0.03
+
+
+def test_where_no_box_fits_the_whole_image_is_taken():
+    draws = ResizedCrop(area=(1.0, 1.0)).draw(500, 64, seeds.generator("cpu", 0))
+    assert draws["box"].unique(dim=0).tolist() == [[0, 0, 64, 64]]
+
+
+def test_shifted_crop_corners_and_flips_are_uniform():
+    draws = ShiftedCrop(padding=2, flip=True).draw(20000, 8, seeds.generator("cpu", 0))
+    for corners in draws["corner"].T:
+        shares = torch.bincount(corners) / 20000
+        assert len(shares) == 5
+        assert (shares - 0.2).abs().max() < 0.02
+    assert abs(draws["flip"].float().mean().item() - 0.5) < 0.02
+
+
+def test_augmentations_are_what_their_names_say():
+    assert {name: make_augmentation(name).description for name in AUGMENTATIONS} == {
+        "none": "no augmentation",
+        "shift": "zero-pad 1, random crop",
+        "crop-flip": "zero-pad 4, random crop, flip",
+        "crop-flip-8": "zero-pad 8, random crop, flip",
+        "padded-resized-crop": "zero-pad 4, random resized crop (0.08 to 1 of the area), flip",
+        "resized-crop": "random resized crop (0.08 to 1 of the area), flip",
+    }
+
+
 def test_shifted_crop_equals_slicing_the_padded_image():
     batch = images(20, 8)
     augmentation = ShiftedCrop(padding=2, flip=True)

@@ -77,6 +77,7 @@ def test_summary_with_known_tasks_is_frozen_and_json() -> None:
         metrics.last_step_accuracy = 100.0  # type: ignore[misc]
     written = json.loads(json.dumps(metrics.to_dict(), allow_nan=False))
     assert written["forgetting"] == [15.0, 30.0]
+    assert written["task_mean"] == [80.0, 65.0, 65.0]
     matrix = np.array(MATRIX)
     matrix[2] = NAN
     missing = json.loads(json.dumps(summarise(matrix, SIZES).to_dict(), allow_nan=False))

@@ -7,7 +7,8 @@ import torch
 from checks import SHORT, clone, short_stream
 from torch.nn import functional
 
-from efcil.core import classifiers
+from efcil import seeds
+from efcil.core import classifiers, transport
 from efcil.methods.adagauss import collapse, factor_by_columns, principal_components, two_layers
 
 SMALL = {"bottleneck": 6, "width": 32, "adapter_epochs": 5, "adapter_samples": 500}
@@ -24,6 +25,10 @@ def test_the_bottleneck_begins_as_scaled_principal_components() -> None:
     torch.testing.assert_close(covariance.trace() / 4, torch.tensor(1.0))
     singular = torch.linalg.svdvals(features - features.mean(dim=0)) ** 2
     torch.testing.assert_close(covariance.diagonal() / covariance.trace(), singular[:4] / singular[:4].sum())
+
+
+def test_the_bottleneck_is_not_wider_than_the_features() -> None:
+    assert short_stream().start("adagauss", bottleneck=1000).means.shape == (4, 64)
 
 
 def test_collapse_is_the_clipped_cholesky_diagonal() -> None:
@@ -73,6 +78,26 @@ def test_loss_by_hand() -> None:
     torch.testing.assert_close(terms["distillation"], 3.0 * (method.distiller(features) - old).square().mean())
     torch.testing.assert_close(terms["collapse"], 2.0 * collapse(features, 1.0))
     assert float(terms["collapse"].detach()) < 0
+    # The bottleneck learns from what it makes of the features, not from what it makes of the head.
+    weight = method.bottleneck.weight
+    fixed = functional.cross_entropy(features @ weight.detach() @ method.network.heads[2].T, batch.labels - 5)
+    (expected,) = torch.autograd.grad(fixed, weight, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(terms["current"], weight)[0], expected)
+
+
+def test_the_limit_of_collapse_is_that_of_the_settings() -> None:
+    stream = short_stream()
+    method = stream.start("adagauss", collapse_limit=0.1, **SMALL)
+    method.begin_task(stream.tasks[1])
+    batch = stream.batch(method, 1)
+    method.eval()
+    assert float(method.loss(batch)["collapse"].detach()) >= -0.1 - 1e-6
+
+
+def test_the_gradient_is_cut_as_the_settings_say() -> None:
+    stream = short_stream()
+    assert [stream.make("adagauss", gradient_limit=limit).gradient_limit for limit in (None, 0.25)] == [None, 0.25]
+    assert stream.make("adagauss").gradient_limit == 1.0
 
 
 def test_the_distiller_goes_with_its_task() -> None:
@@ -89,7 +114,12 @@ def test_gaussians_are_carried_as_the_adapter_carries_their_samples(monkeypatch)
     means, covariances = method.means.clone(), method.covariances.clone()
     generator = torch.Generator().manual_seed(2)
     matrix, shift = torch.eye(6) + 0.2 * torch.randn(6, 6, generator=generator), torch.ones(6)
-    monkeypatch.setattr(method, "_learn_adapter", lambda task, data: lambda x: x @ matrix.T + shift)
+
+    def adapter(points: torch.Tensor) -> torch.Tensor:
+        assert len(points) == 40_000
+        return points @ matrix.T + shift
+
+    monkeypatch.setattr(method, "_learn_adapter", lambda task, data: adapter)
     method.eval()
     stream.end(method, 1)
     torch.testing.assert_close(method.means[:4], means @ matrix.T + shift, rtol=0, atol=0.05)
@@ -106,6 +136,44 @@ def test_the_adapter_learns_the_drift() -> None:
         before, after = method._pairs(stream.data[1], 999)
         explained = functional.mse_loss(adapter(before), after) / functional.mse_loss(before, after)
     assert float(explained) < 0.5
+
+
+def test_the_recipe_of_the_adapter() -> None:
+    """SGD with momentum, weight decay, gradients of unit length at most, and three tenfold falls of the rate."""
+    stream = short_stream()
+    settings = {"adapter_epochs": 10, "adapter_learning_rate": 0.05, "adapter_batch_size": 16, "collapse_limit": 2.0}
+    method = stream.start("adagauss", **{**SMALL, **settings, "collapse_weight": 3.0})
+    stream.train(method, 1, SHORT)
+    with torch.no_grad():
+        found = method._learn_adapter(stream.tasks[1], stream.data[1])
+    expected = two_layers(6, 32, seeds.generator("cpu", 0, "adapter", 1))
+    velocity, longest = [torch.zeros_like(p) for p in expected.parameters()], 0.0
+    for epoch in range(10):
+        before, after = (side.detach() for side in method._pairs(stream.data[1], epoch))
+        for rows, targets in zip(before.split(16), after.split(16), strict=True):
+            adapted = expected(rows)
+            loss = (adapted - targets).square().mean() + 3.0 * collapse(adapted, 2.0)
+            gradients = torch.autograd.grad(loss, list(expected.parameters()))
+            length = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+            longest = max(longest, length)
+            with torch.no_grad():
+                for parameter, gradient, speed in zip(expected.parameters(), gradients, velocity, strict=True):
+                    speed.mul_(0.9).add_(gradient / max(1.0, length) + 5e-4 * parameter)
+                    parameter.sub_(0.05 * 0.1 ** sum(epoch >= fall for fall in (3, 6, 9)) * speed)
+    assert longest > 1.0
+    torch.testing.assert_close(list(found.parameters()), list(expected.parameters()), rtol=1e-3, atol=1e-5)
+
+
+def test_ridge_adapter_carries_means_and_covariances() -> None:
+    stream = short_stream()
+    method = stream.start("adagauss", adapter="ridge", **SMALL)
+    stream.train(method, 1, SHORT)
+    means, covariances = method.means.clone(), method.covariances.clone()
+    carried = transport.ridge_map(*method._pairs(stream.data[1], 0))
+    stream.end(method, 1)
+    torch.testing.assert_close(method.means[:4], carried.points(means))
+    torch.testing.assert_close(method.covariances[:4], carried.covariances(covariances))
+    assert not torch.allclose(method.covariances[:4], covariances, rtol=1e-3)
 
 
 def test_ridge_adapter_without_drift_changes_nothing() -> None:
@@ -148,3 +216,10 @@ def test_weights_of_new_layers_come_from_the_generator_alone() -> None:
     second = two_layers(4, 8, torch.Generator().manual_seed(3))
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_weights_of_new_layers_are_as_small_as_their_inputs_are_many() -> None:
+    for parameter, bound in zip(
+        two_layers(25, 400, torch.Generator().manual_seed(0)).parameters(), (0.2, 0.2, 0.05, 0.05), strict=True
+    ):
+        assert 0.8 * bound < float(parameter.detach().abs().max()) <= bound

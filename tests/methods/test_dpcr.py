@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from checks import SHORT, Stream, short_stream
 
+from efcil.data.store import VIEWS
 from efcil.methods.base import Method
 from efcil.methods.dpcr import span
 
@@ -31,6 +33,16 @@ def test_after_the_first_task_it_is_ridge_regression_on_one_hot_targets() -> Non
         assert int(method.counts[label]) == len(own)
         covariance = method.statistics().covariances[label].double()
         torch.testing.assert_close(covariance, torch.cov(own.T, correction=0), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("views", VIEWS)
+def test_moments_are_those_of_the_views_asked_for(views: str) -> None:
+    stream = short_stream()
+    method = stream.start("dpcr", views=views)
+    with torch.no_grad():
+        pieces = [(method.network.features(images), labels) for images, labels in stream.data[0].seen(views)]
+    features, labels = (torch.cat(side) for side in zip(*pieces, strict=True))
+    torch.testing.assert_close(method.means[1], features[labels == 1].mean(dim=0), rtol=1e-4, atol=1e-5)
 
 
 def test_moments_are_carried_by_the_map_and_kept_in_the_classes_span() -> None:

@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from efcil.core import transport
 from efcil.core.covariance import low_rank, ranks
-from efcil.methods.base import Method
+from efcil.core.feature_matrix import local_feature_matrix
+from efcil.core.prototypes import cholesky_factors
+from efcil.methods.base import Method, Plan
 
 
 def begun(**settings: object) -> Method:
@@ -42,12 +44,14 @@ def test_loss_row_by_row() -> None:
 
 
 def test_symmetric_loss_row_by_row() -> None:
-    method = begun(loss="symmetric", symmetric_weight=2.5)
+    method = begun(loss="symmetric", symmetric_weight=2.5, efm_weight=4.0, damping=0.3)
     batch = short_stream().batch(method, 2)
     terms = method.loss(batch)
-    head = torch.cat(list(method.network.heads))
-    current = functional.cross_entropy(method.network.features(batch.images) @ head.T, batch.labels)
-    torch.testing.assert_close(terms["current"], current)
+    head, features = torch.cat(list(method.network.heads)), method.network.features(batch.images)
+    torch.testing.assert_close(terms["current"], functional.cross_entropy(features @ head.T, batch.labels))
+    matrix = 4.0 * method.feature_matrix + 0.3 * torch.eye(64)
+    drift = [(a - b) @ matrix @ (a - b) for a, b in zip(features, batch.frozen["features"], strict=True)]
+    torch.testing.assert_close(terms["drift"], torch.stack(drift).mean(), rtol=1e-4, atol=1e-6)
     replay = functional.cross_entropy(batch.draws["prototypes"] @ head.T, batch.draws["prototype_labels"])
     torch.testing.assert_close(terms["replay"], 2.5 * replay)
 
@@ -63,6 +67,38 @@ def test_the_first_step_of_a_task_has_prototypes_only() -> None:
     torch.testing.assert_close(weights[again:], torch.full((16,), 1 / 16))
 
 
+def test_a_rehearsal_batch_has_two_places_per_class() -> None:
+    """Five old and three new classes share sixteen places; new ones stay empty where the step before had no images."""
+    stream = short_stream()
+    method = stream.learn(stream.start("efc"), 1, SHORT)
+    method.begin_task(stream.tasks[2])
+    again = method.previous_images(stream.tasks[2])
+    plan = Plan(3, 16, torch.tensor([0, 16, 2]))
+    weights = method.draw(plan, torch.Generator().manual_seed(0))["replay_weights"]
+    counted = weights > 0
+    assert counted[:, :again].sum(dim=1).tolist() == [0, 6, 2]
+    assert counted[:, again:].sum(dim=1).tolist() == [16, 10, 10]
+    torch.testing.assert_close(weights, counted / counted.sum(dim=1, keepdim=True))
+    # Places for six of the eight classes: what new ones do not take goes to old ones.
+    few = method.draw(Plan(50, 6, torch.full((50,), 6)), torch.Generator().manual_seed(0))["replay_weights"] > 0
+    assert few[:, :again].sum(dim=1).unique().tolist() == [1, 2, 3]
+    assert few.sum(dim=1).tolist() == [6] * 50
+
+
+@pytest.mark.parametrize("kind", ["class", "task"])
+def test_prototypes_have_the_moments_of_their_classes(kind: str) -> None:
+    stream = short_stream()
+    method = stream.learn(stream.start("efc", covariance=kind), 1, SHORT)
+    method.begin_task(stream.tasks[2])
+    draws = method.draw(Plan(2000, 16, torch.zeros(2000)), torch.Generator().manual_seed(0))
+    for label in range(5):
+        drawn = draws["prototypes"][draws["prototype_labels"] == label]
+        covariance = method.covariances[method.covariance_of[label]]
+        error = (drawn.mean(dim=0) - method.means[label]).norm()
+        assert float(error) < 2 * float(covariance.trace() / len(drawn)) ** 0.5
+        assert float((drawn.T.cov() - covariance).norm()) < 0.15 * float(covariance.norm())
+
+
 def test_without_drift_there_is_no_penalty_and_no_mean_moves() -> None:
     stream = short_stream()
     method = stream.start("efc")
@@ -71,6 +107,27 @@ def test_without_drift_there_is_no_penalty_and_no_mean_moves() -> None:
     assert terms[-1]["drift"] == pytest.approx(0.0, abs=1e-9)
     stream.end(method, 1)
     assert torch.equal(method.means[:4], before)
+
+
+@pytest.mark.parametrize("batch_size", [16, 1000])
+def test_the_feature_matrix_is_a_mean_over_whole_batches_or_over_everything(batch_size: int) -> None:
+    stream = short_stream()
+    method, data = stream.make("efc"), stream.images(0)
+    counted = len(data) // batch_size * batch_size or len(data)
+    assert (counted < len(data)) == (batch_size == 16)
+    with torch.no_grad():
+        features = torch.cat([method.network.features(images) for images, _ in data.augmented("feature-matrix")])
+        expected = [local_feature_matrix(method.network.head_weight(), feature) for feature in features[:counted]]
+        data.chunk_size = lambda: 30  # type: ignore[method-assign]  # several pieces, as larger tasks have
+        method.end_task(replace(stream.tasks[0], batch_size=batch_size), data)
+    torch.testing.assert_close(method.feature_matrix, torch.stack(expected).mean(dim=0), rtol=1e-3, atol=1e-6)
+
+
+def test_the_jitter_is_that_of_the_settings() -> None:
+    stream = short_stream()
+    method = stream.start("efc", jitter=0.25)
+    method.begin_task(stream.tasks[1])
+    torch.testing.assert_close(method.factors, cholesky_factors(method.covariances, 0.25))
 
 
 def test_means_follow_the_drift_and_covariances_stay() -> None:
@@ -136,3 +193,16 @@ def test_a_map_carries_low_rank_covariances_without_loss() -> None:
     stream.end(method, 1)
     torch.testing.assert_close(method.covariances[:4], carried.covariances(before), rtol=1e-3, atol=1e-4)
     assert int(ranks(method.compact[:4]).max()) <= width
+
+
+def test_what_a_map_does_not_explain_is_shortened_with_the_rest() -> None:
+    stream = short_stream()
+    settings = {"covariance": "low-rank", "covariance_share": 0.8, "prototype_update": "linear-residual"}
+    method = stream.start("efc", **settings)
+    before = method.covariances.clone()
+    stream.train(method, 1, SHORT)
+    carried = transport.ridge_map(*method.before_and_after(stream.data[1]), 0.01)
+    stream.end(method, 1)
+    factors = low_rank(carried.covariances(before, residual=True), 0.8)
+    assert torch.equal(ranks(method.compact[:4]), ranks(factors))
+    torch.testing.assert_close(method.covariances[:4], factors @ factors.mT, rtol=1e-3, atol=1e-4)

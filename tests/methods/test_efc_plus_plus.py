@@ -55,9 +55,10 @@ class Recorder:
         self.method = method
         self.epochs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.means: torch.Tensor | None = None
+        self.options: dict[str, Any] = {}
 
     def __call__(self, weight: torch.Tensor, velocity: torch.Tensor, features: Any, labels: Any, **others: Any) -> None:
-        assert others == {"batch_size": 256, "learning_rate": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+        self.options = others
         self.means = self.method.means.clone()
         self.epochs.append((features.clone(), labels.clone()))
         weight += 1.0
@@ -76,6 +77,7 @@ def test_rebalancing_is_balanced_and_in_its_place(fresh: bool, monkeypatch: pyte
     monkeypatch.setattr(efc_plus_plus, "softmax_epoch", recorder)
     stream.end(method, 1)
 
+    assert recorder.options == {"batch_size": 256, "learning_rate": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
     assert len(recorder.epochs) == 40
     images = [21 + label for label in range(5)]
     for _, labels in recorder.epochs:
@@ -88,6 +90,7 @@ def test_rebalancing_is_balanced_and_in_its_place(fresh: bool, monkeypatch: pyte
         drawn = features[labels == label]
         error = (drawn.mean(dim=0) - moved[label]).abs().max()
         assert float(error) < 5 * float(drawn.std(dim=0).max()) / len(drawn) ** 0.5
+        assert float((drawn.T.cov() - method.covariances[label]).norm()) < 0.3 * float(method.covariances[label].norm())
         assert len(drawn.unique(dim=0)) == len(drawn), "Every epoch draws anew."
     real = [rows[labels == 4] for rows, labels in recorder.epochs[:2]]
     assert (len(torch.cat(real).unique(dim=0)) > len(real[0])) == fresh
@@ -95,6 +98,21 @@ def test_rebalancing_is_balanced_and_in_its_place(fresh: bool, monkeypatch: pyte
     torch.testing.assert_close(torch.cat(head_states(method)), heads + 40.0)
     assert torch.equal(method.feature_matrix, method._measure_feature_matrix(stream.tasks[1], stream.data[1]))
     assert method.counts.tolist() == images
+
+
+def test_rebalancing_has_the_settings_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"batch_size": 7, "learning_rate": 0.5, "momentum": 0.25, "weight_decay": 0.125}
+    stream = short_stream()
+    settings = {f"rebalance_{key}": value for key, value in asked.items()}
+    method = stream.start("efc++", rebalance_epochs=20, jitter=4.0, **settings)
+    stream.train(method, 1, SHORT)
+    recorder = Recorder(method)
+    monkeypatch.setattr(efc_plus_plus, "softmax_epoch", recorder)
+    stream.end(method, 1)
+    assert recorder.options == asked
+    features, labels = (torch.cat(side) for side in zip(*recorder.epochs, strict=True))
+    expected = method.covariances[2].trace() + 64 * 4.0
+    assert float(features[labels == 2].T.cov().trace()) == pytest.approx(float(expected), rel=0.05)
 
 
 def test_rebalancing_that_diverges_is_told() -> None:

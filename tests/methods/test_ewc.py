@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from checks import FUSED, PLAIN, SHORT, clone, normalisation_state, short_stream
+from checks import FUSED, PLAIN, SHORT, assert_equal, clone, normalisation_state, short_stream
 from torch.nn import functional
 
 from efcil.methods.base import Method
@@ -54,6 +54,37 @@ def test_every_image_may_count_by_itself() -> None:
     stream.end(method, 0)
     torch.testing.assert_close(method.fisher, 0.5 * expected, rtol=1e-4, atol=1e-12)
     assert float(expected.sum()) > 2 * float(naive_fisher(method, 0, "predicted", False).sum())
+
+
+@pytest.mark.parametrize("settings", [{"train_normalisation": False}, {"fisher_batch_size": 1}])
+def test_the_fisher_pass_leaves_statistics_alone_where_it_must(settings: dict[str, object]) -> None:
+    stream = short_stream()
+    method = stream.make("ewc", fisher_trains_statistics=True, **settings)
+    before = normalisation_state(method)
+    expected = naive_fisher(method, 0, "predicted", False, size=settings.get("fisher_batch_size", SHORT.batch_size))
+    stream.end(method, 0)
+    assert_equal(normalisation_state(method), before)
+    torch.testing.assert_close(method.fisher, 0.5 * expected, rtol=1e-4, atol=1e-12)
+
+
+def test_a_task_smaller_than_a_batch_is_one_batch() -> None:
+    stream = short_stream()
+    method = stream.make("ewc", fisher_batch_size=1000, fisher_trains_statistics=False)
+    expected = naive_fisher(method, 0, "predicted", False, size=len(stream.data[0]))
+    stream.end(method, 0)
+    torch.testing.assert_close(method.fisher, 0.5 * expected, rtol=1e-4, atol=1e-12)
+
+
+def test_the_fused_backbone_knows_the_statistics_that_the_fisher_pass_moved() -> None:
+    stream, images = short_stream(), short_stream().test_images[:20]
+    method = stream.make("ewc")
+    FUSED.equip(method)
+    before = method.scores(images)
+    stream.end(method, 0)
+    fused = method.scores(images)
+    method.network.fused = None
+    torch.testing.assert_close(fused, method.scores(images), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(fused, before, rtol=1e-3, atol=1e-4)
 
 
 def test_fisher_matrices_are_blended() -> None:

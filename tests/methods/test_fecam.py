@@ -6,6 +6,7 @@ import pytest
 import torch
 from checks import SHORT, Stream, short_stream
 
+from efcil.core.classifiers import ClassStatistics, mahalanobis
 from efcil.methods.base import Method
 
 
@@ -31,12 +32,14 @@ def test_means_and_covariances_are_those_of_transformed_features(power: float) -
             torch.testing.assert_close(method.covariances[label], torch.cov(rows.T), rtol=1e-3, atol=1e-5)
 
 
-def test_scores_by_hand() -> None:
-    stream, method = learned(shrink_diagonal=2.0, shrink_rest=0.5)
+@pytest.mark.parametrize("normalise", [True, False])
+def test_scores_by_hand(normalise: bool) -> None:
+    stream, method = learned(shrink_diagonal=2.0, shrink_rest=0.5, normalise=normalise)
     images = stream.test_images[:10]
     with torch.no_grad():
         features = stream.network().features(images).double().sqrt()
-    features = features / features.norm(dim=1, keepdim=True)
+    if normalise:
+        features = features / features.norm(dim=1, keepdim=True)
     scores = method.scores(images)
     size = features.shape[1]
     for label in range(5):
@@ -44,9 +47,11 @@ def test_scores_by_hand() -> None:
         rest = (matrix.sum() - matrix.trace()) / (size * (size - 1))
         identity = torch.eye(size).double()
         matrix = matrix + 2.0 * matrix.diagonal().mean() * identity + 0.5 * rest * (1 - identity)
-        matrix = matrix / torch.outer(matrix.diagonal().sqrt(), matrix.diagonal().sqrt())
         mean = method.means[label].double()
-        away = features - mean / mean.norm()
+        if normalise:
+            matrix = matrix / torch.outer(matrix.diagonal().sqrt(), matrix.diagonal().sqrt())
+            mean = mean / mean.norm()
+        away = features - mean
         expected = -(away @ torch.linalg.inv(matrix) * away).sum(dim=1)
         torch.testing.assert_close(scores[:, label].double(), expected, rtol=1e-3, atol=1e-4)
 
@@ -57,3 +62,6 @@ def test_a_common_covariance_is_the_average_over_all_classes_seen() -> None:
     assert common.covariances.shape[0] == 1
     torch.testing.assert_close(common.covariances[0], apart.covariances.mean(dim=0))
     assert common.covariance_of.tolist() == [0] * 5
+    images = short_stream().test_images[:10]
+    expected = mahalanobis(ClassStatistics(common.means, common.covariances.expand(5, -1, -1)), 3.0, 3.0)
+    torch.testing.assert_close(common.scores(images), expected(common.embed(images).detach()), rtol=1e-4, atol=1e-4)

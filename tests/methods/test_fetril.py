@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from checks import SHORT, Stream, assert_equal, clone, short_stream
 from torch.nn import functional
 
 from efcil.core import svm
+from efcil.methods import fetril
 
 
 def features_of(stream: Stream, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,6 +99,55 @@ def test_the_softmax_layer_learns_real_and_pseudo_features() -> None:
         plain = stream.network().features(images)
     expected = functional.linear(plain, method.network.head_weight(), method.intercepts)
     torch.testing.assert_close(method.scores(images), expected)
+
+
+def test_the_recipe_of_the_softmax_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty epochs of SGD with a cosine schedule, from the heads and intercepts there are; the new class has none."""
+    stream = short_stream()
+    method = stream.start("fetril", linear="softmax", first_step="svm")
+    method.begin_task(stream.tasks[1])
+    heads, intercepts = method.network.head_weight().clone(), method.intercepts.clone()
+    assert bool((intercepts != 0).all())
+    rates, orders = [], set()
+
+    def record(weight: torch.Tensor, velocity: torch.Tensor, rows: Any, labels: Any, **others: Any) -> None:
+        rates.append(others.pop("learning_rate"))
+        orders.add(tuple(labels.tolist()))
+        assert others == {"batch_size": 128, "momentum": 0.9, "weight_decay": 5e-4}
+        assert bool((rows[:, -1] == 1).all())
+        assert torch.equal(weight, torch.cat([heads, torch.cat([intercepts, torch.zeros(1)])[:, None]], dim=1))
+        assert len(rates) > 1 or not bool(velocity.any())
+        velocity += 1.0
+
+    monkeypatch.setattr(fetril, "softmax_epoch", record)
+    stream.end(method, 1)
+    assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * epoch / 50)) / 2 for epoch in range(50)])
+    assert len(orders) == 50
+
+
+def test_machines_are_fitted_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"cost": 0.5, "tolerance": 1e-2, "solver": "sklearn"}
+    stream, given = short_stream(), []
+    method = stream.start("fetril", **asked)
+    method.begin_task(stream.tasks[1])
+
+    def record(rows: torch.Tensor, labels: torch.Tensor, classes: int, **others: Any) -> svm.LinearMachines:
+        given.append(others)
+        return svm.LinearMachines(torch.zeros(classes, rows.shape[1]), torch.zeros(classes))
+
+    monkeypatch.setattr(svm, "fit", record)
+    stream.end(method, 1)
+    assert given == [asked]
+
+
+def test_a_first_task_of_one_class_needs_no_machine() -> None:
+    stream = short_stream()
+    method = stream.make("fetril", first_step="svm")
+    data = stream.images(1)
+    method.network.heads[0].data = method.network.heads[0].data[:1]
+    with torch.no_grad():
+        method.end_task(replace(stream.tasks[1], index=0), data)
+    assert len(method.intercepts) == 0
 
 
 def test_the_softmax_layer_is_the_same_every_time() -> None:

@@ -25,9 +25,11 @@ from checks import (
     run,
     short_stream,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
+from efcil.core import classifiers
 from efcil.engine import feed as feed_module
+from efcil.engine.evaluate import scorer
 from efcil.engine.feed import Feed
 from efcil.engine.hardware import switches
 from efcil.engine.trainer import MOST_TERMS, Execution, Trainer
@@ -117,8 +119,30 @@ def test_gradients_reach_what_the_optimiser_gets_and_nothing_else(name: str) -> 
             assert bool(torch.isfinite(parameter.grad).all()), key
         else:
             assert parameter.grad is None, f"{key} gets a gradient but is not in parameter_groups."
-    teachers = [value for key, value in kept_tensors(method) if "teacher" in key]
-    assert all(not value.requires_grad and value.grad is None for value in teachers)
+    hidden = [value for module in method.modules() for value in vars(module).values() if isinstance(value, nn.Module)]
+    for teacher in hidden:  # a base method holds the network itself in this way too
+        if teacher is not method.network:
+            assert not teacher.training
+            assert not any(parameter.requires_grad for parameter in teacher.parameters())
+
+
+@every_method
+@pytest.mark.parametrize("trains", [True, False])
+def test_whether_normalisation_learns_may_be_chosen(name: str, trains: bool) -> None:
+    if "train_normalisation" not in options(available()[name].Settings):
+        pytest.skip(f"{name} leaves no choice.")
+    assert short_stream().make(name, train_normalisation=trains).trains_normalisation == trains
+
+
+@every_method
+def test_the_backbone_has_a_learning_rate_of_its_own(name: str) -> None:
+    """What trains inside it (SSRE's adapters too) follows it; heads and all else that is new do not."""
+    method = begun(name)
+    inside = {id(p) for key, p in method.named_parameters() if key.startswith(("network.backbone.", "adapters."))}
+    for slow in (1e-5, None):
+        for group in method.parameter_groups(replace(SHORT, learning_rate=1e-2, backbone_learning_rate=slow)):
+            for parameter in group["params"]:
+                assert group["learning_rate"] == (slow if slow and id(parameter) in inside else 1e-2)
 
 
 @every_method
@@ -131,6 +155,22 @@ def test_normalisation_is_frozen_or_learns(name: str) -> None:
             after = record.normalisation_after
             moved = [key for key, value in record.normalisation_before.items() if not torch.equal(value, after[key])]
             assert any(key.endswith("running_mean") for key in moved)
+
+
+@every_method
+def test_classifiers_are_built_from_the_features_and_heads_that_the_method_has(name: str) -> None:
+    method, images = history(name)[0], short_stream().test_images[:20]
+    with torch.no_grad():
+        features, embedded = method.network.features(images), method.embed(images)
+    heads, statistics = method.network.head_weight().detach(), method.statistics()
+    if "heads" in method.keeps:
+        torch.testing.assert_close(scorer(method, "heads")(images), features @ heads.T)
+    if statistics is not None:
+        expected = classifiers.nearest_mean(statistics)(embedded)
+        torch.testing.assert_close(scorer(method, "nearest-mean")(images), expected)
+    if {"heads", "covariances"} <= set(method.keeps):
+        expected = classifiers.rebalanced(replace(statistics, heads=heads))(embedded)
+        torch.testing.assert_close(scorer(method, "rebalanced")(images), expected)
 
 
 # -- state -----------------------------------------------------------------------------------------------------------
@@ -148,12 +188,20 @@ def test_a_saved_state_predicts_and_learns_on_bit_for_bit(name: str) -> None:
 
 
 @every_method
+def test_a_loaded_state_is_a_copy(name: str) -> None:
+    """What a method learns later must not change the tensors it was loaded from."""
+    state = clone(history(name)[1][LAST].state)
+    method = quick(short_stream(), name)
+    method.load_tensors(state)
+    for key, value in method.state_dict().items():
+        assert value.numel() == 0 or value.data_ptr() != state[key].data_ptr(), key
+
+
+@every_method
 def test_an_interrupted_task_goes_on_bit_for_bit(name: str) -> None:
     if not begun(name).parameter_groups(SHORT):
         pytest.skip(f"{name} trains nothing by gradient after the first task.")
     stream, (_, records) = short_stream(), history(name)
-    if not begun(name).parameter_groups(SHORT):
-        pytest.skip(f"{name} trains nothing by gradient after the first task.")
     before = records[LAST - 1].state
     twin = resumed(stream, reload(name, before), reload(name, before), LAST, steps=7)
     assert_equal(clone(twin.state_dict()), records[LAST].state)
@@ -255,6 +303,27 @@ def test_plain_and_fused_backbone_agree(name: str) -> None:
         if not key.endswith("num_batches_tracked"):
             close = torch.allclose(fused[key].double(), value.double(), rtol=1e-3, atol=2e-4)
             assert close, f"{key} differs by up to {(fused[key] - value).abs().max()}"
+
+
+@every_method
+def test_what_a_task_leaves_does_not_depend_on_the_pieces_it_is_seen_in(name: str) -> None:
+    """Tasks of more images than fit one piece of memory are the rule, and tests' tasks are not among them."""
+    stream, left = short_stream(), []
+    for pieces in (None, 10):
+        method, data = begun(name), stream.images(LAST)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in method.network.backbone.parameters():  # as if it had been trained
+                parameter.mul_(1.0 + 0.02 * torch.randn(parameter.shape, generator=generator))
+            if pieces is not None:
+                data.chunk_size = lambda pieces=pieces: pieces  # type: ignore[method-assign]
+            method.eval()
+            method.end_task(stream.tasks[LAST], data)
+        left.append(method.state_dict())
+    for key, value in left[0].items():
+        # As far as a solver that stops early agrees with itself when its last bits differ.
+        close = torch.allclose(left[1][key].double(), value.double(), rtol=1e-2, atol=5e-3)
+        assert close, f"{key} differs by up to {(left[1][key] - value).abs().max()}"
 
 
 def terms_on_a_gpu(name: str, execution: Execution) -> list[dict[str, float]]:

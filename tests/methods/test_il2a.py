@@ -30,9 +30,18 @@ def test_shares_far_from_one_half_become_one_half() -> None:
     method.begin_task(stream.tasks[2])
     shares = method.draw(Plan(20, 16, torch.zeros(20)), torch.Generator().manual_seed(0))["mixing_shares"]
     assert shares.shape == (20, 4, 16)
+    assert 0.1 < float(method.pairs[0].detach().abs().max()) <= 1 / 8, "Rows begin as those of a layer with 64 inputs."
     assert float((shares - 0.5).abs().max()) <= 0.05
     # Beta(20, 20) has standard deviation 0.078: about half of its mass lies outside.
     assert 0.3 < float((shares == 0.5).float().mean()) < 0.7
+
+
+def test_shares_have_the_concentration_of_the_settings() -> None:
+    stream = short_stream()
+    method = stream.start("il2a", mixing_concentration=1, mixing_range=0.5)
+    method.begin_task(stream.tasks[2])
+    shares = method.draw(Plan(50, 16, torch.zeros(50)), torch.Generator().manual_seed(0))["mixing_shares"]
+    assert float(shares.std()) == pytest.approx(12**-0.5, rel=0.05)  # Beta(1, 1) is uniform
 
 
 def test_loss_image_by_image() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from checks import SHORT, short_stream
 
+from efcil.core import transport
 from efcil.data.store import VIEWS
 
 
@@ -38,6 +39,36 @@ def test_old_means_follow_a_drift_that_the_current_images_show(kind: str) -> Non
     error_before = (before - 1.5 * before).norm()
     error_after = (method.means[:4] - 1.5 * before).norm()
     assert float(error_after) < 0.6 * float(error_before)
+
+
+def test_the_map_is_learned_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the features before and after the task, in another view of the images every epoch."""
+    stream = short_stream()
+    method = stream.start("ldc", map_epochs=4, map_learning_rate=0.5, map_batch_size=7)
+    stream.train(method, 1, SHORT)
+    expected = [method.before_and_after(stream.data[1], epoch) for epoch in range(4)]
+    assert not torch.equal(expected[0][0], expected[1][0])
+    given, learned = [], transport.learned_map
+
+    def record(views, size, **others):  # type: ignore[no-untyped-def]
+        given.append((list(views), others))
+        return learned(given[0][0], size, **others)
+
+    monkeypatch.setattr(transport, "learned_map", record)
+    stream.end(method, 1)
+    ((views, others),) = given
+    assert others == {"learning_rate": 0.5, "batch_size": 7, "device": torch.device("cpu")}
+    torch.testing.assert_close(views, expected)
+    assert not torch.allclose(*views[0], atol=1e-3)
+
+
+def test_a_ridge_map_has_the_penalty_of_the_settings() -> None:
+    stream = short_stream()
+    method = stream.start("ldc", map="ridge", map_ridge=0.3)
+    stream.train(method, 1, SHORT)
+    expected = transport.ridge_map(*method.before_and_after(stream.data[1]), 0.3).points(method.means)
+    stream.end(method, 1)
+    torch.testing.assert_close(method.means[:4], expected)
 
 
 def test_the_nearest_mean_wins() -> None:

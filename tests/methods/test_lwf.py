@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from checks import SHORT, assert_equal, clone, normalisation_state, short_stream
+from checks import FUSED, SHORT, assert_equal, clone, normalisation_state, short_stream
 from torch.nn import functional
 
 
@@ -36,6 +36,26 @@ def test_old_heads_and_teacher_stay_and_the_teacher_goes_with_its_task() -> None
     stream.end(method, 1)
     assert method.teacher is None
     assert method.stored() == {}
+
+
+def test_a_teacher_neither_trains_nor_learns_statistics() -> None:
+    """Whatever mode the network is in when it is copied."""
+    network = short_stream().network().train()
+    teacher = network.frozen_copy()
+    assert network.training
+    assert not any(module.training for module in teacher.modules())
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+
+
+def test_a_fused_backbone_forgets_what_it_was_when_a_state_is_loaded() -> None:
+    stream, images = short_stream(), short_stream().test_images[:20]
+    method = stream.make("lwf")
+    FUSED.equip(method)
+    before = method.scores(images)
+    trained = stream.learn(stream.start("lwf"), 1, SHORT)
+    method.load_tensors(clone(trained.state_dict()))
+    torch.testing.assert_close(method.scores(images), trained.scores(images), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(method.scores(images)[:, :4], before, atol=1e-2)
 
 
 def test_normalisation_is_frozen_on_request() -> None:

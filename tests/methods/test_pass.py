@@ -124,6 +124,8 @@ def test_sizes_of_the_noise() -> None:
     method = stream.start("pass", radius="deviation")
     first = deviations(method, 0)
     assert float(method.radius) == pytest.approx(float(first.mean()), rel=1e-5)
+    radius = method.radius.clone()
+    assert torch.equal(stream.learn(method, 1, SHORT).radius, radius), "It is that of the first classes for ever."
     method = stream.start("pass", radius="seen")
     variances = [first.square().mean(dim=1)]
     for index in (1, 2):

@@ -41,11 +41,12 @@ def test_a_linear_update_moves_means_and_covariances(name: str, update: str) -> 
 
 
 @pytest.mark.parametrize("name", ["efc", "efc++"])
-def test_the_default_moves_means_alone(name: str) -> None:
+@pytest.mark.parametrize(("settings", "sigma"), [({}, 0.2), ({"drift_sigma": 0.7}, 0.7)])
+def test_the_default_moves_means_alone(name: str, settings: dict[str, float], sigma: float) -> None:
     stream = short_stream()
     matrix = stream.start(name).feature_matrix
-    method, means, covariances, before, after = around_the_second_task(name)
-    torch.testing.assert_close(method.means[:4], drift.compensate(means, before, after, matrix, 0.2))
+    method, means, covariances, before, after = around_the_second_task(name, **settings)
+    torch.testing.assert_close(method.means[:4], drift.compensate(means, before, after, matrix, sigma))
     assert not torch.equal(method.means[:4], means)
     assert torch.equal(method.covariances[:4], covariances)
 

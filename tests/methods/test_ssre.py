@@ -53,6 +53,13 @@ def test_folding_changes_no_feature() -> None:
 
 
 @pytest.mark.parametrize("folded", [True, False])
+def test_folding_is_a_choice(folded: bool) -> None:
+    stream = short_stream()
+    scale, before = stream.start("ssre", folded=folded).network.backbone.norm1.weight, stream.network().backbone.norm1
+    assert torch.equal(scale, torch.ones_like(scale) if folded else before.weight)
+
+
+@pytest.mark.parametrize("folded", [True, False])
 def test_merging_changes_no_feature(folded: bool) -> None:
     method, images = begun(folded=folded), short_stream().test_images[:40]
     with torch.no_grad():
