@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 from efcil.core.losses import (
-    asymmetric_replay,
     cross_entropy,
     distillation,
-    feature_distillation,
-    symmetric_replay,
     weighted_mean,
 )
 
@@ -79,29 +76,6 @@ def test_half_precision_is_promoted() -> None:
     torch.testing.assert_close(loss, cross_entropy(low.float(), targets))
 
 
-def test_asymmetric_replay_is_two_separate_means() -> None:
-    new_logits, targets = batch(6, 3)
-    replay_logits, replay_targets = batch(8, 10, seed=1)
-    weights = torch.tensor([1.0] * 5 + [0.0] * 3)
-    new_term, replay_term = asymmetric_replay(new_logits, targets, replay_logits, replay_targets, weights)
-    assert float(new_term) == pytest.approx(sum(row_losses(new_logits, targets)) / 6, rel=1e-12)
-    kept = row_losses(replay_logits[:5], replay_targets[:5])
-    assert float(replay_term) == pytest.approx(sum(kept) / 5, rel=1e-12)
-    masked, _ = asymmetric_replay(
-        new_logits, targets, replay_logits, replay_targets, weights, torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
-    )
-    assert float(masked) == pytest.approx(sum(row_losses(new_logits[:2], targets[:2])) / 2, rel=1e-12)
-
-
-def test_symmetric_replay_scales_the_prototypes_only() -> None:
-    logits, targets = batch(6, 10)
-    prototype_logits, prototype_targets = batch(4, 10, seed=1)
-    current, rehearsal = symmetric_replay(logits, targets, prototype_logits, prototype_targets, strength=10.0)
-    assert float(current) == pytest.approx(sum(row_losses(logits, targets)) / 6, rel=1e-12)
-    expected = 10.0 * sum(row_losses(prototype_logits, prototype_targets)) / 4
-    assert float(rehearsal) == pytest.approx(expected, rel=1e-12)
-
-
 def powered(logits: Tensor, temperature: float) -> Tensor:
     """Softmax raised to 1/T and renormalised, the other way to write a softmax with temperature."""
     powers = torch.softmax(logits, dim=1) ** (1 / temperature)
@@ -141,11 +115,3 @@ def test_distillation_of_a_student_sure_of_the_wrong_class_is_bounded() -> None:
     student = torch.tensor([[2000.0, 0.0]])
     loss = distillation(student, -student, 2.0)
     assert float(loss) == pytest.approx(-math.log(5e-6 / (1 + 1e-5)), rel=1e-3)
-
-
-def test_feature_distillation_is_the_mean_squared_norm() -> None:
-    features = torch.tensor([[1.0, 2.0], [3.0, 5.0]], dtype=torch.float64)
-    old = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    assert float(feature_distillation(features, old)) == pytest.approx((4.0 + 25.0) / 2)
-    assert float(feature_distillation(features, old, torch.tensor([1.0, 0.0]))) == pytest.approx(4.0)
-    assert float(feature_distillation(features, features)) == 0.0

@@ -26,45 +26,6 @@ def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None
     return weighted_mean(functional.cross_entropy(_promoted(logits), targets, reduction="none"), weights)
 
 
-def asymmetric_replay(
-    new_logits: Tensor,
-    targets: Tensor,
-    replay_logits: Tensor,
-    replay_targets: Tensor,
-    replay_weights: Tensor | None = None,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Both terms of PR-ACE, the asymmetric cross-entropy with prototype rehearsal.
-
-    First term: images of the current task on the current head only; `new_logits` (B, q), `targets` (B) counted from
-    the first new class, in 0..q-1. Second term: prototypes and a few current images together, on all seen classes;
-    `replay_logits` (R, m), `replay_targets` (R) in 0..m-1, one common mean over the rows with weight.
-    """
-    return (
-        cross_entropy(new_logits, targets, weights),
-        cross_entropy(replay_logits, replay_targets, replay_weights),
-    )
-
-
-def symmetric_replay(
-    logits: Tensor,
-    targets: Tensor,
-    prototype_logits: Tensor,
-    prototype_targets: Tensor,
-    strength: float = 10.0,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The symmetric alternative: CE(x), and strength * CE(prototypes), both over all m seen classes.
-
-    `logits` (B, m) are those of the current images, `prototype_logits` (R, m) those of the sampled prototypes. The
-    second value already contains `strength`, so the loss is the sum of the two.
-    """
-    return (
-        cross_entropy(logits, targets, weights),
-        strength * cross_entropy(prototype_logits, prototype_targets),
-    )
-
-
 def distillation(
     student_logits: Tensor,
     teacher_logits: Tensor,
@@ -82,11 +43,6 @@ def distillation(
     teacher = torch.softmax(_promoted(teacher_logits.detach()) / temperature, dim=1)
     student = (student + smoothing / student.shape[1]) / (1.0 + smoothing)
     return weighted_mean(-(teacher * student.log()).sum(dim=1), weights)
-
-
-def feature_distillation(features: Tensor, old_features: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean over the batch of the squared distance ||f_t(x) - f_{t-1}(x)||^2 of features (B, n); no strength inside."""
-    return weighted_mean((features - old_features).square().sum(dim=1), weights)
 
 
 def _promoted(logits: Tensor) -> Tensor:

@@ -75,17 +75,6 @@ def _factorise(covariances: Tensor, jitter: float, first: int) -> Tensor:
     )
 
 
-def balanced_labels(
-    number_of_classes: int, count: int, generator: torch.Generator, device: torch.device | str | None = None
-) -> Tensor:
-    """`count` labels in 0..number_of_classes-1 whose counts per class differ by at most one.
-
-    One random permutation of the classes, repeated until there are enough; with more classes than labels, the first
-    `count` of the permutation.
-    """
-    return _repeated_orders(number_of_classes, count, 1, generator)[0].to(device or generator.device)
-
-
 def draw_prototype_labels(
     old_classes: int,
     batch_size: int,
@@ -93,23 +82,13 @@ def draw_prototype_labels(
     generator: torch.Generator,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Labels of the prototypes of many steps (steps, B): each row balanced as in `balanced_labels`, then shuffled.
+    """Labels of the prototypes of many steps (steps, B): in each row all classes equally often, up to one, shuffled.
 
     The first n entries of a row are therefore a random draw from a balanced batch.
     """
     labels = _repeated_orders(old_classes, batch_size, steps, generator)
     shuffled = labels.gather(1, _random_orders(steps, batch_size, generator))
     return shuffled.to(device or generator.device)
-
-
-def sample_gaussian(
-    means: Tensor, factors: Tensor, labels: Tensor, noise: Tensor, largest_count: int | None = None
-) -> Tensor:
-    """One feature per label: p^c + L^c e for means (C, n), factors (C, n, r), labels (K), standard noise (K, r).
-
-    Gives (K, n). The arguments are those of `coloured_noise`, which does the work.
-    """
-    return means[labels] + coloured_noise(factors, labels, noise, largest_count)
 
 
 def coloured_noise(factors: Tensor, labels: Tensor, noise: Tensor, largest_count: int | None = None) -> Tensor:
@@ -148,13 +127,12 @@ def total_count(old_classes: int, new_classes: int, batch_size: int) -> int:
 
 
 def largest_new_count(old_classes: int, new_classes: int, batch_size: int) -> int:
-    """The most current images a rehearsal batch can hold, whatever is drawn; a fixed width to pad to."""
-    return _largest_count(new_classes, old_classes + new_classes, batch_size)
+    """The most current images a rehearsal batch can hold, whatever is drawn; a fixed width to pad to.
 
-
-def largest_old_count(old_classes: int, new_classes: int, batch_size: int) -> int:
-    """The most prototypes a rehearsal batch can hold, whatever is drawn; a fixed width to pad to."""
-    return _largest_count(old_classes, old_classes + new_classes, batch_size)
+    All new classes have a place, and as many of them a second one as there are second places.
+    """
+    again = _drawn_again(old_classes + new_classes, batch_size)
+    return min(new_classes, batch_size) + min(new_classes, again)
 
 
 def draw_composition(
@@ -184,11 +162,6 @@ def draw_composition(
 def _drawn_again(seen: int, batch_size: int) -> int:
     """How many classes get a second place."""
     return max(0, min(batch_size - seen, seen))
-
-
-def _largest_count(group: int, seen: int, batch_size: int) -> int:
-    """The most places that can fall on a group of classes: all of its own, and as many second places as there are."""
-    return min(group, batch_size) + min(group, _drawn_again(seen, batch_size))
 
 
 def _repeated_orders(classes: int, count: int, steps: int, generator: torch.Generator) -> Tensor:
