@@ -7,7 +7,7 @@ FILES   = pyproject.toml constraints.txt
 .PHONY: run test lint docs clean
 
 run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digits, about a minute on a CPU
-	$(BIN)/efcil run --output runs
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/efcil run --output runs  # more threads gain little here: docs/speed.md
 
 test: $(VENV)/.test lint             ## linter, type checker, tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
