@@ -6,8 +6,9 @@ FILES   = pyproject.toml constraints.txt
 
 .PHONY: run test lint docs clean
 
+# More threads than one gain little here, and suffer on a busy machine: docs/speed.md.
 run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digits, about a minute on a CPU
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/efcil run --output runs  # more threads gain little here: docs/speed.md
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/efcil run --output runs
 
 test: $(VENV)/.test lint             ## linter, type checker, tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto

@@ -15,12 +15,12 @@ import json
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from efcil.report import PaperValue, paper_value
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import Settings, label, load_config
+from efcil.settings import Settings, label, options
 from efcil.settings.options import show
 
 COLUMNS = [
@@ -38,7 +38,7 @@ KEY = ("dataset", "scenario", "method", "seed")
 def row_of(run: RunFolder) -> dict[str, str]:
     """Return the row of a finished run, under the name that the same command would have today."""
     summary = json.loads(run.summary_file.read_text(encoding="utf-8"))
-    (settings,) = load_config(run.settings_file)
+    settings = run.read_settings()
     execution, hardware = summary["execution"], summary["hardware"]
     where = hardware["gpus"][0] if execution["device"] == "cuda" else hardware["cpu"]
     return {
@@ -70,14 +70,13 @@ def command_of(given: str, settings: Settings) -> str:
 
 
 def _flags(settings: Settings) -> Iterator[str]:
-    default = Settings(method=settings.method, dataset=settings.dataset, scenario=settings.scenario)
-    for name in ("method", "dataset", "scenario", "seed"):
-        yield f"--{name} {getattr(settings, name)}"
-    for name in (field.name for field in fields(Settings) if field.name not in ("seed", "overrides")):
-        if getattr(settings, name) != getattr(default, name):
-            yield f"--{name.replace('_', '-')} {getattr(settings, name)}"
-    if settings.overrides:
-        yield "--set " + " ".join(f"{name}={show(value)}" for name, value in settings.overrides.items())
+    for option in options(Settings).values():
+        value = getattr(settings, option.name)
+        if option.name == "overrides":
+            if value:
+                yield " ".join([option.flags, *(f"{name}={show(each)}" for name, each in value.items())])
+        elif option.name in ("method", "dataset", "scenario", "seed") or value != option.default:
+            yield option.flags if value is True else f"{option.flags} {show(value)}"
 
 
 def number(value: float | None) -> str:

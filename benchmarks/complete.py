@@ -1,10 +1,10 @@
-"""Train what a results file still lacks, and add it: the table of every method, over as many sittings as it takes.
+"""Train what the results files still lack: the table of every method, over as many sittings as it takes.
 
     python benchmarks/complete.py --data DATA --output runs    # then: collect.py runs
     python benchmarks/complete.py --dry-run                    # says what is missing, and trains nothing
 
-Runs that the results file has are not made again, wherever they were made. The longest come first, by the seconds that
-runs of the same kind have taken, so that several at a time end together. An interruption (Ctrl-C, SIGTERM) saves
+Runs that the results files have are not made again, wherever they were made. The longest come first, by the seconds
+that runs of the same kind have taken, so that several at a time end together. An interruption (Ctrl-C, SIGTERM) saves
 what is under way; the same command goes on with it.
 """
 

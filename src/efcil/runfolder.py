@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from efcil.environment import environment
 from efcil.errors import RunFolderError
 from efcil.files import write_atomically
-from efcil.settings import Settings, identity, label, scenario_name, to_yaml
+from efcil.settings import Settings, identity, label, load_config, scenario_name, to_yaml
 from efcil.settings.grid import RESOLVED_KEY
 from efcil.settings.options import show
 from efcil.settings.resolution import differences
@@ -98,6 +98,11 @@ class RunFolder:
         if not isinstance(stored, dict):
             raise _damaged(self.settings_file)
         return stored
+
+    def read_settings(self) -> Settings:
+        """Return the settings that mean this run today, whatever presets and defaults have become since it was made."""
+        (settings,) = load_config(self.settings_file)
+        return settings
 
     def remove_leftovers(self) -> None:
         """Remove the files that a killed process was about to put into place; nobody else may be writing."""

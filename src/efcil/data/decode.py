@@ -25,10 +25,11 @@ from efcil.errors import DataError
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
-# Images handed to a thread at once: enough that handing out costs nothing, few enough that all threads end together.
 LARGEST_USUAL_SIDE = 224
 #: How many images are looked at to find the usual side: the headers of more would not move the median.
 SAMPLED_SIDES = 1000
+
+# Images handed to a thread at once: enough that handing out costs nothing, few enough that all threads end together.
 _IMAGES_PER_PIECE = 128
 _SMALL_BYTES = 16_384
 _FEW_THREADS = 4

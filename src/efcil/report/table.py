@@ -13,7 +13,7 @@ from typing import Any
 from efcil.errors import EfcilError
 from efcil.report.paper import PaperValue, paper_value
 from efcil.runfolder import RunFolder
-from efcil.settings import label, load_config
+from efcil.settings import label
 from efcil.settings.resolution import differences
 
 # Name in summary.json -> heading. Accuracies and forgetting are in percent.
@@ -176,8 +176,7 @@ def _unlike(runs: Sequence[RunFolder]) -> tuple[str, ...]:
 def _name_today(run: RunFolder) -> str | None:
     """Return what the run would be called now: a preset or a default may have become another one since it was made."""
     try:
-        (settings,) = load_config(run.settings_file)
-        return label(settings)
+        return label(run.read_settings())
     except EfcilError:
         return None
 
