@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -62,6 +63,18 @@ def test_settings_run_again(run: RunFolder) -> None:
     settings = Settings(seed=1, overrides={"efm_weight": 3.0}, epochs=2)
     run.write_settings(settings)
     assert load_config(run.settings_file) == [settings]
+
+
+def test_what_was_recorded_and_never_used_is_not_read_back(run: RunFolder) -> None:
+    """EWC once recorded how its Fisher pass would have treated BatchNorm where that was frozen; the preset differs."""
+    settings = Settings(method="ewc", dataset="cifar100", scenario="cs10", overrides={"train_normalisation": False})
+    unused = dataclasses.replace(settings, overrides={**settings.overrides, "fisher_trains_statistics": True})
+    run.write_settings(unused)
+    assert run.read_settings() == settings
+    used = dataclasses.replace(settings, overrides={"fisher_trains_statistics": True})
+    other = RunFolder(run.path / "other")
+    other.write_settings(used)
+    assert other.read_settings() == used
 
 
 def test_same_run_may_be_written_twice_and_on_another_device(run: RunFolder) -> None:

@@ -445,6 +445,10 @@ class TestIdle:
             ("--method joint --set later.learning_rate=0.1", "Change first_task.learning_rate"),
             ("--method fd --set efm_weight=5", "it is for regulariser=efm. Set that too"),
             ("--set drift_ridge=1", "it is for prototype_update=linear or prototype_update=linear-residual"),
+            (
+                "--method ewc --set fisher_trains_statistics=false fisher_batch_size=1",
+                "it is not for fisher_batch_size=1. Change that too",
+            ),
         ],
     )
     def test_refused(self, arguments: str, says: str) -> None:
@@ -465,6 +469,7 @@ class TestIdle:
             "--set drift_ridge=1 prototype_update=linear",
             "--method efc++ --set efm_weight=5",  # which has no regulariser to choose
             "--method fd --set efm_weight=10",
+            "--method ewc --set fisher_trains_statistics=false fisher_batch_size=2",
         ],
     )
     def test_accepted(self, arguments: str) -> None:

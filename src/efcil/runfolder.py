@@ -30,6 +30,7 @@ from efcil.errors import RunFolderError
 from efcil.files import write_atomically
 from efcil.settings import Settings, identity, label, load_config, scenario_name, to_yaml
 from efcil.settings.grid import RESOLVED_KEY
+from efcil.settings.idle import without_idle
 from efcil.settings.options import show
 from efcil.settings.resolution import differences
 
@@ -100,9 +101,12 @@ class RunFolder:
         return stored
 
     def read_settings(self) -> Settings:
-        """Return the settings that mean this run today, whatever presets and defaults have become since it was made."""
+        """Return the settings that mean this run today, whatever presets and defaults have become since it was made.
+
+        What they say beyond today's preset made a difference: a value that was recorded and never used is left out.
+        """
         (settings,) = load_config(self.settings_file)
-        return settings
+        return without_idle(settings)
 
     def remove_leftovers(self) -> None:
         """Remove the files that a killed process was about to put into place; nobody else may be writing."""

@@ -73,11 +73,32 @@ def test_a_setting_does_something_exactly_where_it_is_said_to(method: str, name:
     assert not same(method, met, met | other)
 
 
+#: Settings with a value of another one beside which they are of no consequence.
+EXCLUDED = [
+    (method, name)
+    for method, cls in bundled().items()
+    for name, known in options(cls.Settings).items()
+    if known.unless is not None
+]
+
+
+@pytest.mark.parametrize(("method", "name"), EXCLUDED)
+def test_a_setting_does_nothing_exactly_where_it_is_said_not_to(method: str, name: str) -> None:
+    known = options(bundled()[method].Settings)[name]
+    assert known.unless is not None
+    beside, other = {known.unless[0]: known.unless[1]}, {name: changed(known)}
+    assert same(method, beside, beside | other)
+    assert not same(method, {}, other)
+
+
 def test_conditions_name_settings_and_their_values() -> None:
     assert len(CONDITIONAL) > 15
+    assert EXCLUDED
     for cls in bundled().values():
         known = options(cls.Settings)
         for option in known.values():
             if option.needs is not None and option.needs[0] in known:
                 for value in option.needs[1]:
                     assert known[option.needs[0]].check(value) == value
+            if option.unless is not None:
+                assert known[option.unless[0]].check(option.unless[1]) == option.unless[1]

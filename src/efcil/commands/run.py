@@ -14,7 +14,7 @@ from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, p
 from efcil.errors import EfcilError, GridError, SettingsError
 from efcil.settings import Settings, expand, options, read_config, validate
 from efcil.settings.grid import VARY_KEY, is_record
-from efcil.settings.idle import idle_overrides, refuse_idle
+from efcil.settings.idle import refuse_idle, without_idle
 
 DEFAULT_METHODS = ["efc", "finetune"]
 
@@ -120,17 +120,12 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
         values["data"] = _data_path(values)
     runs = _validated(share_overrides(expand(values)))
     refuse_idle(runs, typed)
-    return _distinct([_without_idle(run, typed) for run in runs])
+    # What is of use to other runs of a grid alone is left out.
+    return _distinct([without_idle(run, typed) for run in runs])
 
 
 def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
-
-
-def _without_idle(settings: Settings, names: Collection[str]) -> Settings:
-    """Return a run of a grid without those of the overrides called `names` that are of use to other runs alone."""
-    idle = [name for name in idle_overrides(settings) if name in names]
-    return dataclasses.replace(settings, overrides=_without(settings.overrides, idle))
 
 
 def _distinct(runs: Sequence[Settings]) -> list[Settings]:

@@ -52,6 +52,7 @@ class ElasticWeightConsolidation(FineTune):
             "earlier project of the EFC authors has it off). Never done where train_normalisation is off or "
             "fisher_batch_size is 1.",
             needs=("train_normalisation", True),
+            unless=("fisher_batch_size", 1),
         )
         fisher_batch_size: int | None = option(
             None,

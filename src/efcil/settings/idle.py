@@ -1,6 +1,6 @@
 """Overrides that would change nothing, such as milestones of a schedule that has none: said, not silently accepted.
 
-Only what somebody has just typed is looked at. Presets and the records of earlier runs stay as they are.
+Only what somebody has just typed is refused. Presets and the records of earlier runs stay as they are.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ def refuse_idle(runs: Sequence[Settings], names: Collection[str]) -> None:
         reasons = [idle_overrides(run).get(name) for run in runs if name in run.overrides]
         if reasons and all(reasons):
             raise SettingsError(f"Setting {name!r} would change nothing: {reasons[0]}, or leave it out.")
+
+
+def without_idle(settings: Settings, names: Collection[str] | None = None) -> Settings:
+    """Return the same run without those of its overrides (called `names`, if given) that change nothing in it."""
+    idle = [name for name in idle_overrides(settings) if names is None or name in names]
+    return replace(settings, overrides={name: value for name, value in settings.overrides.items() if name not in idle})
 
 
 def idle_overrides(settings: Settings) -> dict[str, str]:
@@ -44,10 +50,16 @@ def idle_overrides(settings: Settings) -> dict[str, str]:
 
 def _unneeded(method: Any, name: str) -> str | None:
     """Return why a setting of a method is of no consequence beside the method's other settings."""
-    needs = options(type(method))[name].needs
-    if needs is None or getattr(method, needs[0], needs[1][0]) in needs[1]:
-        return None
-    return f"it is for {' or '.join(f'{needs[0]}={show(value)}' for value in needs[1])}. Set that too"
+    known = options(type(method))[name]
+    if known.needs is not None:
+        other, values = known.needs
+        if getattr(method, other, values[0]) not in values:
+            return f"it is for {' or '.join(f'{other}={show(value)}' for value in values)}. Set that too"
+    if known.unless is not None:
+        other, value = known.unless
+        if getattr(method, other, None) == value:
+            return f"it is not for {other}={show(value)}. Change that too"
+    return None
 
 
 def _reason(method: str, stage: str, field: str, recipe: Recipe) -> str | None:

@@ -35,6 +35,7 @@ class Option:
     maximum: float | None = None
     before: Any = None
     needs: tuple[str, tuple[Any, ...]] | None = None
+    unless: tuple[str, Any] | None = None
 
     @property
     def flags(self) -> str:
@@ -80,11 +81,13 @@ def option(
     maximum: float | None = None,
     before: Any = None,
     needs: tuple[str, Any] | None = None,
+    unless: tuple[str, Any] | None = None,
 ) -> Any:
     """Return a dataclass field that carries its documentation. Mutable defaults are copied for every instance.
 
     `before` is what records from before this setting existed mean by not having it, where that is not the default.
-    `needs` names another setting, and the value (or tuple of values) without which this one is of no consequence.
+    `needs` names another setting, and the value (or tuple of values) without which this one is of no consequence;
+    `unless` names one, and the value beside which this one is of none.
     """
     if needs is not None and not isinstance(needs[1], tuple):
         needs = (needs[0], (needs[1],))
@@ -99,6 +102,7 @@ def option(
             "maximum": maximum,
             "before": before,
             "needs": needs,
+            "unless": unless,
         }
     }
     if isinstance(default, dict | list):
