@@ -364,6 +364,8 @@ class TestFirstTask:
         assert len(trained_first_tasks(grid.output)) == 2
         efc, finetune = grid.run("efc"), grid.run("finetune")
         assert efc.read_summary()["first_task"] == finetune.read_summary()["first_task"]
+        runs = [Run(each, grid.output, digits, fingerprint(digits)) for each in grid.settings[:2]]
+        assert {run.first_training() for run in runs} == {efc.read_summary()["first_task"]}
         assert "trained before, taken from" in efc.log_file.read_text()
         assert "trained before" not in finetune.log_file.read_text()
         alone = RunFolder(run_one(grid.settings[1], tmp_path, digits, quiet=True))
@@ -485,6 +487,17 @@ def test_joint_training_after_the_last_task_and_after_every_task(few: Dataset, t
     assert [line["task"] for line in lines(runs["every"])] == [1, 1, 2, 2, 3, 3]
     assert len(trained_first_tasks(tmp_path / "every")) == 3
     assert checkpoint.read(runs["every"].model).facts["head_sizes"] == [10]
+
+
+def test_joint_training_is_shared_by_scenarios(few: Dataset, tmp_path: Path) -> None:
+    settings = [Settings(method="joint", **TWO_TASKS | {"tasks": tasks}) for tasks in (2, 5)]
+    runs = [Run(each, tmp_path, few, fingerprint(few)) for each in settings]
+    (key,) = {run.first_training() for run in runs}  # what waits for what, where several train at a time
+    folders = [RunFolder(run_one(each, tmp_path, few, quiet=True)) for each in settings]
+    assert [path.name for path in trained_first_tasks(tmp_path)] == [key]
+    assert "trained before, taken from" in folders[1].log_file.read_text()
+    every = dataclasses.replace(settings[0], overrides={"when": "every"})
+    assert Run(every, tmp_path, few, fingerprint(few)).first_training() != key
 
 
 # -- failures --------------------------------------------------------------------------------------------------------
@@ -752,7 +765,7 @@ class TestWorkers:
 
     def test_a_worker_is_given_the_same_run(self, tmp_path: Path) -> None:
         settings = Settings(method="efc", seed=3, overrides={"efm_weight": 2.0}, **TWO_TASKS)
-        job = workers.Job(0, settings, tmp_path, None)
+        job = workers.Job(0, settings, tmp_path, ("key", tmp_path / "key"))
         command = workers.worker_command(job, tmp_path / "out", tmp_path, 7)
         assert command[:3] == [sys.executable, "-m", "efcil"]
         from efcil.cli import build_parser

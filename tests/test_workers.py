@@ -17,6 +17,11 @@ def test_runs_together_may_use_the_card_twice(slots, share):
     assert share_of_card(slots) == share
 
 
+def job(number: int, tmp_path: Path) -> workers.Job:
+    """A run that shares nothing with others."""
+    return workers.Job(number, Settings(), tmp_path / str(number), (str(number), tmp_path / f"first{number}"))
+
+
 @pytest.fixture
 def control(tmp_path, monkeypatch):
     """Stand in for NVIDIA's program: it notes how it was called."""
@@ -74,7 +79,7 @@ def test_few_runs_get_larger_shares(control, monkeypatch, tmp_path):
         "share_of_card",
         lambda slots: shares.append(slots) or share_of_card(slots),  # type: ignore[func-returns-value]
     )
-    jobs = [workers.Job(number, Settings(), tmp_path / str(number), None) for number in range(2)]
+    jobs = [job(number, tmp_path) for number in range(2)]
     assert workers.run_jobs(jobs, tmp_path, 5, None, lambda text: None) == {}
     assert shares == [2]
 
@@ -91,7 +96,7 @@ def test_runs_are_spread_over_all_gpus(control, monkeypatch, tmp_path):
         f"rm {places}/$CUDA_VISIBLE_DEVICES-$$; echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/used"
     )
     monkeypatch.setattr(workers, "worker_command", lambda *_: ["sh", "-c", script])
-    jobs = [workers.Job(number, Settings(), tmp_path / str(number), None) for number in range(6)]
+    jobs = [job(number, tmp_path) for number in range(6)]
     said: list[str] = []
     assert workers.run_jobs(jobs, tmp_path, 2, None, said.append, ["3", "GPU-ab"]) == {}
     assert max(map(int, note.read_text().split())) <= 2
@@ -104,7 +109,7 @@ def test_runs_are_spread_over_all_gpus(control, monkeypatch, tmp_path):
 def test_a_run_that_has_a_gpu_for_itself_needs_no_server(control, monkeypatch, tmp_path):
     monkeypatch.setattr(workers, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(workers, "worker_command", lambda *_: ["sh", "-c", f"test -z ${MPS_SHARE}"])
-    jobs = [workers.Job(number, Settings(), tmp_path / str(number), None) for number in range(2)]
+    jobs = [job(number, tmp_path) for number in range(2)]
     assert workers.run_jobs(jobs, tmp_path, 1, None, lambda text: None, ["0", "1"]) == {}
     assert workers.run_jobs(jobs, tmp_path, 5, None, lambda text: None, ["0", "1"]) == {}
     assert not control.exists()

@@ -75,3 +75,11 @@ def test_span_is_the_projection_onto_the_directions_that_count() -> None:
     for threshold, rank in ((1e-6, 3), (0.1, 2), (0.5, 1)):
         projection = span(moment, threshold)
         torch.testing.assert_close(projection, basis[:, :rank] @ basis[:, :rank].T, rtol=0, atol=1e-8)
+
+
+def test_without_a_threshold_only_features_that_no_image_has_are_left_out() -> None:
+    """Fewer images than features: which of a moment's zeros come out as positive must not matter."""
+    features = torch.rand(3, 6, generator=torch.Generator().manual_seed(0)).double()
+    features[:, 4] = 0
+    projection = span(features.T @ features / 3, 0.0)
+    torch.testing.assert_close(projection, torch.diag(torch.tensor([1, 1, 1, 1, 0, 1]).double()), rtol=0, atol=0)

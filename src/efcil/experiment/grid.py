@@ -164,11 +164,8 @@ def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job
     from efcil.experiment.run import Run
 
     run = Run(settings, output, data.dataset, data.fingerprint)
-    waits_for = None
-    if not run.joint:
-        key = first_tasks.digest(run.first_task_description(run.scenario.task_sizes[0], run.recipe(0)))
-        waits_for = (key, run.store.place(key))
-    return Job(number, settings, run.folder.path, waits_for)
+    key = run.first_training()
+    return Job(number, settings, run.folder.path, (key, run.store.place(key)))
 
 
 def _is_finished(settings: Settings, output: Path, say: Callable[[str], None]) -> bool:

@@ -305,6 +305,12 @@ class Run:
         self.store.save(key, record, description, float(np.average(rows, weights=sizes)))
         return record
 
+    def first_training(self) -> str:
+        """Return the key of what is trained before anything else: the first task, or all classes at once."""
+        index = next(index for index in range(self.scenario.number_of_tasks) if self._is_measured(index))
+        classes = sum(self.scenario.task_sizes[: index + 1])
+        return first_tasks.digest(self.first_task_description(classes, self.recipe(index)))
+
     def first_task_description(self, classes: int, recipe: Recipe) -> dict[str, Any]:
         """Return what decides a network trained on the first `classes` classes."""
         assert self.resolved.network is not None

@@ -34,12 +34,12 @@ MPS_TOTAL_SHARE = 200
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be trained in its own process. `first_task` is the key and the place of the first task it shares."""
+    """A run to be trained in its own process. `first_task` is key and place of what it may share with others."""
 
     number: int
     settings: Settings
     folder: Path
-    first_task: tuple[str, Path] | None
+    first_task: tuple[str, Path]
 
 
 @dataclass
@@ -132,9 +132,9 @@ class _Scheduler:
 
     def _next(self) -> Job | None:
         """Return the first job that need not wait for a first task which another one is training."""
-        busy = {worker.job.first_task[0] for worker in self.running if worker.job.first_task is not None}
+        busy = {worker.job.first_task[0] for worker in self.running}
         for job in self.waiting:
-            if job.first_task is None or job.first_task[0] not in busy or checkpoint.exists(job.first_task[1], STEM):
+            if job.first_task[0] not in busy or checkpoint.exists(job.first_task[1], STEM):
                 return job
         return None
 

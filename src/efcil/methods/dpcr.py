@@ -36,11 +36,13 @@ class DualProjection(LearningWithoutForgetting):
         )
         map_ridge: float = option(1e-9, "Penalty of the map from old to new features (DPCR).", minimum=0)
         projection: bool = option(
-            True, "Keep what is carried inside the span of the class's old features (DPCR's category-wise projection)."
+            True,
+            "Keep what is carried inside the span of the class's old features (DPCR's category-wise projection).",
         )
         projection_threshold: float = option(
-            1e-6,
-            "Share of the largest eigenvalue above which a direction belongs to that span.",
+            0.0,
+            "Share of the largest eigenvalue above which a direction belongs to that span; 0: all but the features "
+            "that no image of the class has (DPCR's code, which keeps what is not exactly zero).",
             minimum=0,
             needs=("projection", True),
         )
@@ -98,7 +100,13 @@ class DualProjection(LearningWithoutForgetting):
 
 
 def span(moment: Tensor, threshold: float) -> Tensor:
-    """The projection (n, n) onto the eigenvectors of a second moment above a share of the largest eigenvalue."""
+    """The projection (n, n) onto the features that are not always zero, less the directions of small eigenvalues.
+
+    Kept are those with more than the share `threshold` of the largest eigenvalue of the second moment. At 0 this is not
+    looked at: which of the zeros of a moment of fewer images than features come out as positive is chance.
+    """
+    if threshold == 0:
+        return torch.diag((moment.diagonal() > 0).to(moment))
     values, vectors = torch.linalg.eigh(moment)
     kept = vectors * (values > threshold * values[-1])
     return kept @ kept.T
