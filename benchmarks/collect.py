@@ -4,7 +4,8 @@
 
 There is a file for every dataset, and one for variants: runs with settings that differ from the preset's. A run that a
 file has already is left as it is, unless --replace says that these are newer. Beside each file, a Markdown table of
-means over seeds is written, with the paper's values beside ours; and the tables of docs/methods get what was measured.
+means over seeds is written, with the paper's values beside ours; the tables of docs/methods and of the README get what
+was measured.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ TITLES = {"CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "ImageNet-S
 RESULTS = Path(__file__).parent / "results"
 VARIANTS = "variants"
 PAGES = Path(__file__).parent.parent / "docs" / "methods"
+README = Path(__file__).parent.parent / "README.md"
+README_HEAD = "| scenario | method | seeds | A_step | paper | A_inc | paper |"
 KEY = ("dataset", "scenario", "method", "seed")
+#: As people write them; the others as our commands do.
+NAMES = {
+    "adagauss": "AdaGauss", "fecam": "FeCAM", "fetril": "FeTrIL", "finetune": "fine-tuning", "fusion": "Fusion",
+    "joint": "joint training", "lwf": "LwF",
+}  # fmt: skip
+#: What the EFC paper does not have: A_step and A_inc of EFC++ from its own, as quoted by others.
+OF_OTHER_PAPERS = {("cs10", "efc++"): ("47.52 ± 0.68", "61.57")}
 
 
 def row_of(run: RunFolder) -> dict[str, str]:
@@ -168,6 +178,28 @@ def fill_pages(folder: Path, rows: list[dict[str, str]]) -> None:
         page.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def fill_readme(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write the table of what was reached into the README, the best of a scenario first."""
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault((row["scenario"], row["method"]), []).append(row)
+    reached = {key: statistics.mean(float(row["A_step"]) for row in members) for key, members in groups.items()}
+    lines = []
+    for scenario, method in sorted(groups, key=lambda key: (key[0], -reached[key])):
+        members = sorted(groups[scenario, method], key=lambda row: int(row["seed"]))
+        others = OF_OTHER_PAPERS.get((scenario, method), ("", ""))
+        cells = [scenario, NAMES.get(method, method.upper()), " ".join(row["seed"] for row in members)]
+        for metric, other in zip(("A_step", "A_inc"), others, strict=True):
+            published = paper_value("cifar100", scenario, method, metric)
+            values = [float(row[metric]) for row in members if row[metric]]
+            cells += [mean(values), other if published is None else paper_text(published)]
+        lines.append("|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|")
+    text = path.read_text(encoding="utf-8").splitlines()
+    start = text.index(README_HEAD) + 2
+    end = next(place for place in range(start, len(text)) if not text[place].startswith("|"))
+    path.write_text("\n".join([*text[:start], *lines, *text[end:]]) + "\n", encoding="utf-8")
+
+
 def mean(values: list[float]) -> str:
     """Return mean and standard deviation as text."""
     if not values:
@@ -200,6 +232,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", help="folders that hold finished runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results files")
     parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the methods' pages")
+    parser.add_argument("--readme", type=Path, default=README, help="the README")
     parser.add_argument("--replace", action="store_true", help="let these runs take the place of those in the files")
     options = parser.parse_args()
     new: dict[str, list[dict[str, str]]] = {}
@@ -212,6 +245,8 @@ def main() -> None:
         print(markdown(present), end="")
         if name != VARIANTS:
             fill_pages(options.pages, present)
+        if name == "cifar100":
+            fill_readme(options.readme, present)
 
 
 if __name__ == "__main__":

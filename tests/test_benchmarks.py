@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gather(runs: Path, results: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, list[dict[str, str]]]:
     pages = results / "pages"
     pages.mkdir(parents=True, exist_ok=True)
-    places = ["--results", str(results), "--pages", str(pages)]
+    places = ["--results", str(results), "--pages", str(pages), "--readme", str(results / "README.md")]
     monkeypatch.setattr(sys, "argv", ["collect.py", str(runs), *places, *flags])
     collect.main()
     found = {}
@@ -94,6 +94,38 @@ def test_pages_get_the_mean_of_their_method_alone(tmp_path: Path) -> None:
     first, second = page.read_text(encoding="utf-8").splitlines()[-2:]
     assert first == "| CIFAR-100 | cs10 | 1.00 ± 0.50 | 41.00 ± 1.41 (2 seeds) | 2.00 ± 0.50 | 50.00 ± 0.00 (2 seeds) |"
     assert second.count("not yet measured") == 2
+
+
+def test_the_readme_and_the_pages_say_what_was_measured(tmp_path: Path) -> None:
+    """Whoever adds a row by hand forgets one of the places that tell of it."""
+    measured = collect.read(collect.RESULTS / "cifar100.csv")
+    readme = tmp_path / "README.md"
+    readme.write_text(collect.README.read_text(encoding="utf-8"), encoding="utf-8")
+    collect.fill_readme(readme, measured)
+    assert readme.read_text(encoding="utf-8") == collect.README.read_text(encoding="utf-8")
+    for page in collect.PAGES.glob("*.md"):
+        (tmp_path / page.name).write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+    collect.fill_pages(tmp_path, measured)
+    for page in collect.PAGES.glob("*.md"):
+        assert (tmp_path / page.name).read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
+    for name in ("cifar100", "variants"):
+        expected = collect.markdown(collect.read(collect.RESULTS / f"{name}.csv"))
+        assert (collect.RESULTS / f"{name}.md").read_text(encoding="utf-8") == expected
+
+
+def test_the_readme_has_the_best_first(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# x\n\n{collect.README_HEAD}\n|---|\n| old |\n\nafter\n", encoding="utf-8")
+    joint = [{**row, "A_step": "90", "A_inc": ""} for row in rows("joint", 0)]
+    collect.fill_readme(readme, rows("ewc", 0) + joint + rows("efc++", 3, 1))
+    lines = readme.read_text(encoding="utf-8").splitlines()
+    assert lines[4:] == [
+        "| cs10 | joint training | 0 | 90.00 | | - | |",
+        "| cs10 | EFC++ | 1 3 | 42.00 ± 1.41 | 47.52 ± 0.68 | 50.00 ± 0.00 | 61.57 |",
+        "| cs10 | EWC | 0 | 40.00 | 31.17 ± 2.94 | 50.00 | 49.14 ± 1.28 |",
+        "",
+        "after",
+    ]
 
 
 @pytest.mark.parametrize(
