@@ -226,6 +226,7 @@ def test_a_request_to_stop_ends_the_step_and_saves(
     assert "Traceback" not in printed
     (run,) = find_runs([tmp_path])
     message = printed.splitlines()[-1]
+    assert printed.count("Stopping as soon as the state can be saved; once more stops at once.") == 1
     assert message.startswith(f"efcil: Stopped in {place}")
     assert str(run.path / "partial") in message
     assert message.endswith(f"To go on: efcil {' '.join(COMMAND)} --output {tmp_path}")

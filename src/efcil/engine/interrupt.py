@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -35,3 +38,6 @@ class StopRequest:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        # What a method does at the end of a task can take long on a CPU. (A print may be what was interrupted.)
+        with suppress(OSError, ValueError, AttributeError):
+            os.write(sys.stderr.fileno(), b"\nStopping as soon as the state can be saved; once more stops at once.\n")
