@@ -8,7 +8,7 @@ from checks import SHORT, Stream, short_stream
 
 from efcil.data.store import VIEWS
 from efcil.methods.base import Method
-from efcil.methods.dpcr import span
+from efcil.methods.dpcr import DualProjection, span
 
 
 def features_of(method: Method, stream: Stream, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,3 +83,19 @@ def test_without_a_threshold_only_features_that_no_image_has_are_left_out() -> N
     features[:, 4] = 0
     projection = span(features.T @ features / 3, 0.0)
     torch.testing.assert_close(projection, torch.diag(torch.tensor([1, 1, 1, 1, 0, 1]).double()), rtol=0, atol=0)
+
+
+def test_classes_of_fewer_images_than_features_are_carried_whole() -> None:
+    """A turned feature space is not the span of the old features, and a class must not lose what turned out of it."""
+    stream, few = short_stream(), 20
+    method = stream.start("dpcr")
+    assert isinstance(method, DualProjection)
+    generator = torch.Generator().manual_seed(0)
+    size = method.means.shape[1]
+    turn = torch.linalg.qr(torch.randn(size, size, generator=generator)).Q
+    images, current = torch.rand(few, size, generator=generator), torch.rand(500, size, generator=generator)
+    method.means, method.moments = images.mean(dim=0)[None], (images.T @ images / few)[None]
+    method.before_and_after = lambda data, index=0: (current, current @ turn.T)  # type: ignore[method-assign]
+    method._carry(stream.data[1])
+    torch.testing.assert_close(method.means[0], turn @ images.mean(dim=0), rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.moments[0], turn @ (images.T @ images / few) @ turn.T, rtol=0, atol=1e-4)
