@@ -54,7 +54,7 @@ def row_of(run: RunFolder) -> dict[str, str]:
     return {
         "dataset": summary["dataset"],
         "scenario": summary["scenario"],
-        "method": label(settings),
+        "method": label(settings, whole=True),
         "seed": str(summary["seed"]),
         **{name: number(summary[name]) for name in ("A_step", "A_inc", "task_mean", "forgetting", "task_aware_A_step")},
         "A_step_per_task": " ".join(number(value) for value in summary["A_step_per_task"]),

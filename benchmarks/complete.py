@@ -61,7 +61,7 @@ def missing(known: list[dict[str, str]], data: str | None) -> list[Settings]:
         settings = Settings(
             method=method, dataset="cifar100", scenario=scenario, seed=seed, data=data, overrides=overrides
         )
-        name = label(settings)
+        name = label(settings, whole=True)
         if (scenario, name, seed) not in present:
             kinds = ((scenario, name), (scenario, method), ("cs10", method))
             wanted.append((next((seconds[kind] for kind in kinds if kind in seconds), UNKNOWN), settings))

@@ -345,11 +345,15 @@ class TestLabel:
 
     def test_long_labels_are_cut_and_stay_distinct(self) -> None:
         changes = {"efm_weight": 1.5, "damping": 0.25, "feature_weight": 3.5, "symmetric_weight": 4.5}
-        one = label(Settings(overrides={**changes, "drift_sigma": 0.3}, epochs=3, batch_size=8))
-        two = label(Settings(overrides={**changes, "drift_sigma": 0.3}, epochs=4, batch_size=8))
+        settings = Settings(overrides={**changes, "drift_sigma": 0.3}, epochs=3, batch_size=8)
+        one, two = label(settings), label(replace(settings, epochs=4))
         assert one != two
         assert max(len(one), len(two)) <= 80
         assert one.startswith("efc+damping=0.25")
+        assert label(settings, whole=True) == (
+            "efc+damping=0.25+drift_sigma=0.3+efm_weight=1.5+feature_weight=3.5+symmetric_weight=4.5"
+            "+epochs=3+batch_size=8"
+        )
 
 
 class TestIdentity:

@@ -102,11 +102,12 @@ def scenario_name(settings: Settings) -> str:
     return f"{settings.scenario}-{settings.tasks}{first}"
 
 
-def label(settings: Settings) -> str:
+def label(settings: Settings, *, whole: bool = False) -> str:
     """Return the method's name in folders and tables: the plain name, plus whatever differs from the preset.
 
     Dataset, scenario and seed have places of their own and do not appear; neither does what only says where or how
     safely a run is computed. (A device decides the precision that `auto` stands for: the report notes such seeds.)
+    A long name ends in a digest instead, for the sake of folders, unless the `whole` of it is asked for.
     """
     from efcil.presets import load_preset
 
@@ -124,7 +125,7 @@ def label(settings: Settings) -> str:
         if getattr(settings, name) != getattr(default, name):
             parts.append(f"{name}={show(getattr(settings, name))}")
     text = "+".join([settings.method, *map(_for_folders, parts)])
-    if len(text) <= LONGEST_LABEL:
+    if whole or len(text) <= LONGEST_LABEL:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return text[: LONGEST_LABEL - 9].rstrip("+=,.-") + "-" + digest
