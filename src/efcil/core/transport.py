@@ -37,13 +37,11 @@ class AffineMap:
         return moved
 
 
-def ridge_map(
-    before: Tensor, after: Tensor, strength: float = 0.01, *, relative: bool = True, intercept: bool = True
-) -> AffineMap:
+def ridge_map(before: Tensor, after: Tensor, strength: float = 0.01, *, intercept: bool = True) -> AffineMap:
     """The map that takes old features (N, n) to new ones (N, n) of the same images, pulled towards the identity.
 
-    A = I + B minimises mean ||x + B x + b - y||^2 + s ||B||_F^2 over centred features; s is `strength`, or with
-    `relative` that times the mean variance of the old features. Without `intercept`, b is 0 and nothing is centred.
+    A = I + B minimises mean ||x + B x + b - y||^2 + s ||B||_F^2 over centred features; s is `strength` times the mean
+    variance of the old features. Without `intercept`, b is 0 and nothing is centred, so that it is their mean square.
     Where images say nothing (fewer of them than features, or features that are always 0), the map is the identity.
     """
     if len(before) != len(after) or len(before) == 0:
@@ -55,7 +53,7 @@ def ridge_map(
     old_mean, new_mean = (old.mean(dim=0), new.mean(dim=0)) if intercept else (old.new_zeros(()), old.new_zeros(()))
     source, moved = old - old_mean, (new - new_mean) - (old - old_mean)
     gram = source.T @ source / len(source)
-    penalty = strength * (gram.diagonal().mean() if relative else 1.0)
+    penalty = strength * gram.diagonal().mean()
     identity = torch.eye(old.shape[1], dtype=torch.float64, device=old.device)
     # eigh instead of solve: without a penalty directions that no image has are left alone, not blown up.
     values, vectors = torch.linalg.eigh(gram)

@@ -34,7 +34,12 @@ class DualProjection(LearningWithoutForgetting):
             choices=VIEWS,
             before="augmented",
         )
-        map_ridge: float = option(1e-9, "Penalty of the map from old to new features (DPCR).", minimum=0)
+        map_ridge: float = option(
+            0.01,
+            "Pull of the map from old to new features towards the identity, in mean squares of a feature (DPCR: 1e-9, "
+            "which needs many more images in a task than there are features).",
+            minimum=0,
+        )
         projection: bool = option(
             True,
             "Keep what is carried inside the span of the class's old features (DPCR's category-wise projection).",
@@ -82,7 +87,7 @@ class DualProjection(LearningWithoutForgetting):
 
     def _carry(self, data: TaskImages) -> None:
         before, after = self.before_and_after(data)
-        matrix = transport.ridge_map(before, after, self.settings.map_ridge, relative=False, intercept=False).matrix
+        matrix = transport.ridge_map(before, after, self.settings.map_ridge, intercept=False).matrix
         for row, (mean, moment) in enumerate(zip(self.means.double(), self.moments.double(), strict=True)):
             own = span(moment, self.settings.projection_threshold) @ matrix if self.settings.projection else matrix
             self.means[row] = (own @ mean).to(self.means)
