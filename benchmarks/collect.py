@@ -111,26 +111,41 @@ def write(path: Path, rows: list[dict[str, str]]) -> None:
         writer.writerows(sorted(rows, key=lambda row: [*(row[name] for name in KEY[:3]), int(row["seed"])]))
 
 
+def by_cell(rows: list[dict[str, str]]) -> dict[tuple[str, str, str], list[dict[str, str]]]:
+    """Return the rows of every dataset, scenario and method, by seed."""
+    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in sorted(rows, key=lambda row: int(row["seed"])):
+        groups.setdefault((row["dataset"], row["scenario"], row["method"]), []).append(row)
+    return groups
+
+
+def seeds_of(rows: list[dict[str, str]]) -> str:
+    """Return the seeds of rows, in their order."""
+    return " ".join(row["seed"] for row in rows)
+
+
+def values_of(rows: list[dict[str, str]], metric: str) -> list[float]:
+    """Return what was measured of a metric."""
+    return [float(row[metric]) for row in rows if row[metric]]
+
+
 def markdown(rows: list[dict[str, str]]) -> str:
     """Return a table of means over seeds, with the paper's values where there are any."""
-    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
-    for row in rows:
-        groups.setdefault((row["dataset"], row["scenario"], row["method"]), []).append(row)
     lines = [
         "| dataset | scenario | method | seeds | A_step | paper | A_inc | paper | agrees | seconds a run |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for (dataset, scenario, method), members in sorted(groups.items()):
-        cells = [dataset, scenario, method, " ".join(sorted((row["seed"] for row in members), key=int))]
+    for (dataset, scenario, method), members in sorted(by_cell(rows).items()):
+        cells = [dataset, scenario, method, seeds_of(members)]
         verdicts = []
         for metric in ("A_step", "A_inc"):
             published = paper_value(dataset, scenario, plain_name(method), metric)
-            values = [float(row[metric]) for row in members if row[metric]]
+            values = values_of(members, metric)
             cells += [mean(values), "" if published is None else paper_text(published)]
             if published is not None and values:
                 verdicts.append(agrees(statistics.mean(values), published))
         cells.append(("yes" if all(verdicts) else "no") if verdicts else "")
-        cells.append(f"{statistics.mean(float(row['seconds']) for row in members):.0f}")
+        cells.append(f"{statistics.mean(values_of(members, 'seconds')):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
@@ -158,6 +173,7 @@ def agrees(ours: float, published: PaperValue) -> bool:
 
 def fill_pages(folder: Path, rows: list[dict[str, str]]) -> None:
     """Write what was measured into the columns called `ours` of the methods' pages: A_step first, then A_inc."""
+    measured = by_cell(rows)
     for page in sorted(folder.glob("*.md")):
         method = page.stem.replace("-plus-plus", "++")
         lines, places = [], []
@@ -166,11 +182,9 @@ def fill_pages(folder: Path, rows: list[dict[str, str]]) -> None:
             if "ours" in line and cells[0] == "| dataset":
                 places = [place for place, cell in enumerate(cells) if cell.removesuffix(" |") == "ours"]
             elif places and cells[0].startswith("| ") and len(cells) > max(places):
-                wanted = (TITLES.get(cells[0].removeprefix("| ")), cells[1], method)
-                members = [row for row in rows if (row["dataset"], row["scenario"], row["method"]) == wanted]
+                members = measured.get((TITLES.get(cells[0].removeprefix("| "), ""), cells[1], method), [])
                 for metric, place in zip(("A_step", "A_inc"), places, strict=False):
-                    values = [float(row[metric]) for row in members if row[metric]]
-                    if values:
+                    if values := values_of(members, metric):
                         end = " |" if cells[place].endswith(" |") else ""
                         seeds = f"{len(values)} seed{'s' if len(values) > 1 else ''}"
                         cells[place] = f"{mean(values)} ({seeds}){end}"
@@ -180,19 +194,16 @@ def fill_pages(folder: Path, rows: list[dict[str, str]]) -> None:
 
 def fill_readme(path: Path, rows: list[dict[str, str]]) -> None:
     """Write the table of what was reached into the README, the best of a scenario first."""
-    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in rows:
-        groups.setdefault((row["scenario"], row["method"]), []).append(row)
-    reached = {key: statistics.mean(float(row["A_step"]) for row in members) for key, members in groups.items()}
     lines = []
-    for scenario, method in sorted(groups, key=lambda key: (key[0], -reached[key])):
-        members = sorted(groups[scenario, method], key=lambda row: int(row["seed"]))
+    cells_of = by_cell(rows)
+    reached = {key: statistics.mean(values_of(members, "A_step")) for key, members in cells_of.items()}
+    for key in sorted(cells_of, key=lambda key: (key[1], -reached[key])):
+        (dataset, scenario, method), members = key, cells_of[key]
         others = OF_OTHER_PAPERS.get((scenario, method), ("", ""))
-        cells = [scenario, NAMES.get(method, method.upper()), " ".join(row["seed"] for row in members)]
+        cells = [scenario, NAMES.get(method, method.upper()), seeds_of(members)]
         for metric, other in zip(("A_step", "A_inc"), others, strict=True):
-            published = paper_value("cifar100", scenario, method, metric)
-            values = [float(row[metric]) for row in members if row[metric]]
-            cells += [mean(values), other if published is None else paper_text(published)]
+            published = paper_value(dataset, scenario, method, metric)
+            cells += [mean(values_of(members, metric)), other if published is None else paper_text(published)]
         lines.append("|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|")
     text = path.read_text(encoding="utf-8").splitlines()
     start = text.index(README_HEAD) + 2

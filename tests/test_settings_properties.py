@@ -35,7 +35,7 @@ from efcil.settings import (
     to_yaml,
     validate,
 )
-from efcil.settings.idle import idle_overrides
+from efcil.settings.idle import idle_overrides, without_idle
 from efcil.settings.options import show
 
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -118,9 +118,8 @@ def test_yaml_round_trips(wanted: Settings, data: str | None, tmp_path: Path) ->
 @given(wanted=any_settings())
 @MANY
 def test_flags_round_trip(wanted: Settings) -> None:
-    while idle := idle_overrides(wanted):  # would be refused; without it, something else may have no use any more
-        kept = {name: value for name, value in wanted.overrides.items() if name not in idle}
-        wanted = dataclasses.replace(wanted, overrides=kept)
+    while idle_overrides(wanted):  # would be refused; without it, something else may have no use any more
+        wanted = without_idle(wanted)
     parser, _ = build_parser()
     assert plan(parser.parse_args(["run", *as_flags(wanted)])) == [wanted]
 

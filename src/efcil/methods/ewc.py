@@ -35,7 +35,9 @@ class ElasticWeightConsolidation(FineTune):
         """Hyper-parameters of EWC, with the values of the EFC paper, and the conventions it leaves open."""
 
         weight: float = option(
-            5000.0, "Weight of the penalty, which has a factor 1/2 (EFC paper; FACIL's default too).", minimum=0
+            5000.0,
+            "Weight of the penalty, which has a factor 1/2 (FACIL's default; the EFC paper's 5000 have none).",
+            minimum=0,
         )
         fisher_memory: float = option(
             0.5, "Share of the old Fisher matrix kept when a task's own is added (FACIL).", minimum=0, maximum=1
