@@ -7,6 +7,8 @@ take many values, such as those of rows, are not specialised on: nothing is comp
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -34,8 +36,6 @@ __all__ = [
 
 # Measured on an H200 for the shapes of a ResNet-18 at batch 256.
 _BLOCK = 2048
-_SPLITS = 512
-_REDUCING_WARPS = 4
 _FINISHED_CHANNELS = 4
 
 
@@ -150,14 +150,17 @@ def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["rows", "per_program", "SPLITS"])
-def _partial_statistics(x, part, rows, per_program, C: tl.constexpr, SPLITS, BM: tl.constexpr, BC: tl.constexpr):
+def _partial_statistics(
+    x, part, rows, per_program, C: tl.constexpr, SPLITS,
+    BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     split = tl.program_id(0)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros([BM, BC], tl.float32)
     square = tl.zeros([BM, BC], tl.float32)
     start = split * per_program
     stop = tl.minimum(start + per_program, rows)
-    for first in range(start, stop, BM):
+    for first in tl.range(start, stop, BM, num_stages=STAGES):
         row = first + tl.arange(0, BM)
         inside = (row < stop)[:, None] & (channel < C)[None, :]
         value = tl.load(x + row[:, None] * C + channel[None, :], inside, other=0.0).to(tl.float32)
@@ -193,11 +196,24 @@ def _finish_statistics(
     tl.store(out + 3 * C + channel, tl.load(beta + channel, ok, other=0.0) - mean * scale, ok)
 
 
-def _split(rows: int, channels: int) -> tuple[int, int, int]:
-    """Cut `rows` into at most _SPLITS pieces of whole tiles; return (pieces, rows per piece, rows per tile)."""
-    tile = 64 if channels <= 128 else 128
-    per_program = triton.cdiv(triton.cdiv(rows, _SPLITS), tile) * tile
-    return triton.cdiv(rows, per_program), per_program, tile
+class _Reduction(NamedTuple):
+    """How a sum over rows is cut up: at most `most` pieces, each read by one program in tiles of `rows`."""
+
+    rows: int
+    most: int
+    warps: int
+    stages: int
+
+    def pieces(self, rows: int) -> tuple[int, int]:
+        """Return the number of pieces, of whole tiles, and the rows of each."""
+        per_piece = triton.cdiv(triton.cdiv(rows, self.most), self.rows) * self.rows
+        return triton.cdiv(rows, per_piece), per_piece
+
+
+def _reduction(channels: int) -> _Reduction:
+    if channels <= 128:
+        return _Reduction(rows=64, most=256, warps=4, stages=3)
+    return _Reduction(rows=128, most=512, warps=4, stages=1)
 
 
 def batch_statistics(
@@ -212,15 +228,18 @@ def batch_statistics(
     """See operations.batch_statistics."""
     x = dense(x)
     rows, channels = _rows(x), x.shape[1]
-    splits, per_program, tile = _split(rows, channels)
+    cut = _reduction(channels)
+    splits, per_program = cut.pieces(rows)
     width = min(64, triton.next_power_of_2(channels))
     part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
     grid = (splits, triton.cdiv(channels, width))
-    _partial_statistics[grid](x, part, rows, per_program, channels, splits, tile, width, num_warps=_REDUCING_WARPS)
+    _partial_statistics[grid](
+        x, part, rows, per_program, channels, splits, cut.rows, width, cut.stages, num_warps=cut.warps
+    )
     out = torch.empty(4, channels, device=x.device, dtype=torch.float32)
     _finish_statistics[(triton.cdiv(channels, _FINISHED_CHANNELS),)](
         part, gamma, beta, running_mean, running_variance, out, float(rows), momentum, epsilon, channels, splits,
-        _SPLITS, _FINISHED_CHANNELS, num_warps=4,
+        cut.most, _FINISHED_CHANNELS, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -260,7 +279,8 @@ def normalise_relu(
 @triton.jit(do_not_specialize=["rows", "per_program", "SPLITS"])
 def _partial_gradients(
     g, a, o, x, s, part, rows, per_program, H, W, C: tl.constexpr, SPLITS,
-    HAS_A: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    HAS_A: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -273,7 +293,7 @@ def _partial_gradients(
     weighted = tl.zeros([BM, BC], tl.float32)
     start = split * per_program
     stop = tl.minimum(start + per_program, rows)
-    for first in range(start, stop, BM):
+    for first in tl.range(start, stop, BM, num_stages=STAGES):
         row = first + tl.arange(0, BM)
         inside = (row < stop)[:, None] & ok[None, :]
         place = row[:, None] * C + channel[None, :]
@@ -351,18 +371,19 @@ def normalise_backward(
     a = x if activation is None else dense(activation)
     o = x if other is None else dense(other)
     rows, channels = _rows(x), x.shape[1]
-    splits, per_program, tile = _split(rows, channels)
+    cut = _reduction(channels)
+    splits, per_program = cut.pieces(rows)
     width = min(64, triton.next_power_of_2(channels))
     part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
     grid = (splits, triton.cdiv(channels, width))
     _partial_gradients[grid](
         gradient, a, o, x, statistics, part, rows, per_program, *x.shape[2:], channels, splits,
-        activation is not None, _kind(other, x), plain_relu, tile, width, num_warps=_REDUCING_WARPS,
+        activation is not None, _kind(other, x), plain_relu, cut.rows, width, cut.stages, num_warps=cut.warps,
     )  # fmt: skip
     coefficients = torch.empty(3, channels, device=x.device, dtype=torch.float32)
     _finish_gradients[(triton.cdiv(channels, _FINISHED_CHANNELS),)](
         part, statistics, gamma, gamma_gradient, beta_gradient, coefficients, float(rows), channels, splits,
-        _SPLITS, _FINISHED_CHANNELS, num_warps=4,
+        cut.most, _FINISHED_CHANNELS, num_warps=4,
     )  # fmt: skip
     out = torch.empty_like(x)
     flat = (triton.cdiv(x.numel(), _BLOCK),)
