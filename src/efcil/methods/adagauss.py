@@ -24,14 +24,16 @@ from efcil.settings import Recipe, option
 # Added to batch variances, so that a direction without any spread has a Cholesky factor and a bounded gradient.
 _JITTER = 1e-4
 _ADAPTER_WEIGHT_DECAY = 5e-4
+# Share of the largest standard deviation below which a direction counts as having none.
+_DEAD = 1e-4
 
 
 class AdaptedGaussians(Method):
     """Keeps a Gaussian per class, carries mean and covariance over through a learned map, and classifies by distance.
 
     Features pass a linear bottleneck z = P f + b. The shared first task has none, so it begins as the principal
-    components of that task's features. A head h scores z by (P h) . z: as P has orthogonal rows to begin with, that is
-    an ordinary linear head on z.
+    components of that task's features, none of which has less spread than the term against collapse asks for. A head
+    scores z by as many of its weights as z has features; the others have no use.
     """
 
     name = "adagauss"
@@ -131,7 +133,7 @@ class AdaptedGaussians(Method):
         assert self.distiller is not None
         settings, first = self.settings, sum(self.network.head_sizes[:-1])
         features = self.embed(batch.images)
-        head = self.network.heads[-1] @ self.bottleneck.weight.detach().T
+        head = self.network.heads[-1][:, : features.shape[1]]
         distilled = functional.mse_loss(self.distiller(features), batch.frozen["features"])
         terms = {
             "current": cross_entropy(features @ head.T, batch.labels - first),
@@ -149,7 +151,8 @@ class AdaptedGaussians(Method):
         """Carry the old classes over, then measure the new ones."""
         if task.index == 0:
             features, _ = gaussians.collect(self.network.features, data.plain())
-            weight, bias = principal_components(features, self.bottleneck.out_features)
+            least = self.settings.collapse_limit if self.settings.collapse_weight > 0 else 0.0
+            weight, bias = principal_components(features, self.bottleneck.out_features, least)
             self.bottleneck.weight.copy_(weight)
             self.bottleneck.bias.copy_(bias)
         else:
@@ -274,15 +277,20 @@ def factor_by_columns(matrix: Tensor) -> Tensor:
     return torch.stack(columns, dim=1).tril()
 
 
-def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def principal_components(features: Tensor, count: int, least: float = 0.0) -> tuple[Tensor, Tensor]:
     """Weight (count, n) and bias (count) that turn features (N, n) into their leading principal components.
 
-    Components have mean zero and are all scaled alike, so that the mean of their variances is one.
+    Components have mean zero and are all scaled alike, so that the mean of their variances is one; those whose standard
+    deviation is then below `least` are scaled up to it.
     """
     centre = features.double().mean(dim=0)
     centred = features.double() - centre
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(features))
-    weight = vectors.flip(1)[:, :count].T / values.flip(0)[:count].mean().sqrt()
+    spread = values.flip(0)[:count].clamp(min=0.0).sqrt()
+    scale = 1.0 / spread.square().mean().sqrt()
+    # A direction in which no image differs from another has nothing to scale up.
+    raised = torch.where(spread > _DEAD * spread[0], least / spread, scale)
+    weight = vectors.flip(1)[:, :count].T * torch.maximum(scale, raised)[:, None]
     return weight.to(features.dtype), -(weight @ centre).to(features.dtype)
 
 
