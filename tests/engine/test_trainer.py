@@ -277,12 +277,21 @@ class Frozen(Method):
         self.network.double()
 
     def loss(self, batch: Batch) -> Terms:
-        return {"current": cross_entropy(self.network.logits(self.network.features(batch.images)), batch.labels)}
+        terms = {"current": cross_entropy(self.network.logits(self.network.features(batch.images)), batch.labels)}
+        if self.reads_parameters:
+            terms["size"] = self.network.backbone.conv1.weight.square().sum()
+        return terms
 
 
 @pytest.mark.parametrize("trains_normalisation", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_the_flat_optimiser_is_the_one_of_pytorch(optimiser: str, trains_normalisation: bool) -> None:
+@pytest.mark.parametrize("direct", [False, True], ids=["through features", "directly too"])
+@pytest.mark.parametrize("limit", [None, 0.1])
+def test_the_flat_optimiser_is_the_one_of_pytorch(
+    monkeypatch: pytest.MonkeyPatch, limit: float | None, direct: bool, optimiser: str, trains_normalisation: bool
+) -> None:
+    monkeypatch.setattr(Frozen, "gradient_limit", limit)
+    monkeypatch.setattr(Frozen, "reads_parameters", direct)
     recipe = Recipe(
         optimiser=optimiser,
         learning_rate=1e-2,

@@ -156,7 +156,7 @@ class FlatOptimiser(Optimiser):
     The parameters of the modules become views of the flat tensors. The fused backbone hands over the gradient of each
     convolution during the way back, in its working type; the kernel writes the next working weights while it is at it.
     Where the loss reads parameters of the backbone `direct`ly, autograd's gradients of that are added at the end of the
-    way back, and nothing moves before.
+    way back, and nothing moves before; nor does it where a gradient longer than `limit` is scaled down.
     """
 
     def __init__(
@@ -166,9 +166,11 @@ class FlatOptimiser(Optimiser):
         fused: FusedBackbone,
         block_steps: int,
         direct: bool = False,
+        limit: float | None = None,
     ) -> None:
         self.recipe = recipe
         self.direct = direct
+        self.limit = limit
         self.fused = fused
         self.operations = fused.operations
         folded = not fused.backbone.training
@@ -188,7 +190,7 @@ class FlatOptimiser(Optimiser):
             scales = fused.scales() if folded else None
             self._add(convolutions, master, rates, fused.gradient, scales, fused.working)
             self._ends = torch.tensor([0, *fused.sizes]).cumsum(0).tolist()
-            fused.update = None if direct else _weak(self._update_convolution)
+            fused.update = None if direct or limit is not None else _weak(self._update_convolution)
             fused.train_convolutions()
         elif any(id(p) in rates for p in convolutions):
             raise ValueError("the fused backbone trains all of its convolutions or none")
@@ -280,35 +282,49 @@ class FlatOptimiser(Optimiser):
     @torch.no_grad()
     def step(self) -> None:
         """Move whatever has not moved yet."""
+        for segment in self.segments:
+            if segment.wide is not None:
+                self._add_direct(segment, segment.wide)
+            elif not segment.gathered:
+                torch.cat([_gradient(p).reshape(-1) for p in segment.parameters], out=segment.gradient)
+        if self.limit is not None:
+            self._shorten(self.limit)
         for number, segment in enumerate(self.segments):
             if segment.wide is not None:
-                self._move_with_direct(number)
-                continue
-            if segment.working is not None:
+                self._move_at_once(number, segment, segment.wide)
+            elif segment.working is not None:
                 if not self._moved:
                     for index, gradient in enumerate(segment.gradient.split(self.fused.sizes)):
                         self._update_convolution(index, gradient)
-                continue
-            if not segment.gathered:
-                torch.cat([_gradient(p).reshape(-1) for p in segment.parameters], out=segment.gradient)
-            self._move(number, slice(None), segment.gradient, None, None)
+            else:
+                self._move(number, slice(None), segment.gradient, None, None)
 
-    def _move_with_direct(self, number: int) -> None:
-        """Move a part of the backbone by its gradient through the features and that of the loss itself together."""
-        segment = self.segments[number]
-        assert segment.wide is not None
-        torch.cat([_flat(_gradient(p)) for p in segment.parameters], out=segment.wide)
+    def _shorten(self, limit: float) -> None:
+        """Scale all gradients down together, so that theirs as one vector is no longer than `limit`."""
+        squares = [_squared_length(segment, self.fused.sizes) for segment in self.segments]
+        factor = (limit / (torch.stack(squares).sum().sqrt() + 1e-6)).clamp(max=1.0)  # as PyTorch's clip_grad_norm_
+        for segment in self.segments:
+            (segment.gradient if segment.wide is None else segment.wide).mul_(factor)
+
+    def _add_direct(self, segment: _Segment, total: Tensor) -> None:
+        """Write a part of the backbone's gradient through the features and that of the loss itself, added, to total."""
+        torch.cat([_flat(_gradient(p)) for p in segment.parameters], out=total)
         if segment.scales is None:
-            segment.wide.add_(segment.gradient)
-            self._move(number, slice(None), segment.wide, None, segment.working)
-            for index in range(len(self.fused.convolutions) if segment.working is not None else 0):
-                self.fused.turn(index)
+            total.add_(segment.gradient)
             return
-        pieces = zip(segment.wide.split(self.fused.sizes), segment.gradient.split(self.fused.sizes), strict=True)
-        for (total, through), scale in zip(pieces, segment.scales, strict=True):
-            total.view(len(scale), -1).addcmul_(through.view(len(scale), -1), scale[:, None])
-        self._move(number, slice(None), segment.wide, None, None)
-        self.fused.refresh(folded=True)
+        pieces = zip(total.split(self.fused.sizes), segment.gradient.split(self.fused.sizes), strict=True)
+        for (piece, through), scale in zip(pieces, segment.scales, strict=True):
+            piece.view(len(scale), -1).addcmul_(through.view(len(scale), -1), scale[:, None])
+
+    def _move_at_once(self, number: int, segment: _Segment, total: Tensor) -> None:
+        """Move a whole part of the backbone by a gradient of its parameters, not of the folded weights."""
+        if segment.scales is not None:
+            self._move(number, slice(None), total, None, None)
+            self.fused.refresh(folded=True)
+            return
+        self._move(number, slice(None), total, None, segment.working)
+        for index in range(len(self.fused.convolutions) if segment.working is not None else 0):
+            self.fused.turn(index)
 
     def _move(self, number: int, part: slice, gradient: Tensor, scale: Tensor | None, working: Tensor | None) -> None:
         segment, recipe = self.segments[number], self.recipe
@@ -337,6 +353,17 @@ class FlatOptimiser(Optimiser):
             segment.first.copy_(state[f"{number}.first"])
             segment.second.copy_(state[f"{number}.second"])
         self.fused.refresh(folded=not self.fused.backbone.training)
+
+
+def _squared_length(segment: _Segment, sizes: list[int]) -> Tensor:
+    """Return the square of the length of a segment's gradient; that of folded weights is unfolded (chain rule)."""
+    if segment.wide is not None:
+        return torch.linalg.vector_norm(segment.wide).square()
+    if segment.scales is None:
+        return torch.linalg.vector_norm(segment.gradient, dtype=segment.master.dtype).square()
+    pieces = zip(segment.gradient.split(sizes), segment.scales, strict=True)
+    rows = [torch.linalg.vector_norm(piece.view(len(s), -1), dim=1, dtype=s.dtype) * s for piece, s in pieces]
+    return torch.cat(rows).square().sum()
 
 
 def _flat(tensor: Tensor) -> Tensor:

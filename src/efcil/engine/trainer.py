@@ -112,7 +112,7 @@ class Trainer:
             self.optimiser = Optimiser()  # never asked for anything: this method learns in end_task alone
         elif learner.network.fused is not None:
             fused, direct = learner.network.fused, learner.reads_parameters
-            self.optimiser = FlatOptimiser(groups, recipe, fused, self.feed.block_steps, direct)
+            self.optimiser = FlatOptimiser(groups, recipe, fused, self.feed.block_steps, direct, learner.gradient_limit)
         else:
             self.optimiser = TorchOptimiser(groups, recipe, execution.captured, learner.gradient_limit)
         self.names: list[str] = []

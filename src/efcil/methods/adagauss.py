@@ -39,7 +39,6 @@ class AdaptedGaussians(Method):
     name = "adagauss"
     summary = "class Gaussians behind a bottleneck, means and covariances carried over by a learned map, no collapse"
     family = "adagauss"
-    plain_only = True  # for the sake of gradient_limit
     keeps = ("means", "covariances")
 
     @dataclass(frozen=True)

@@ -79,8 +79,8 @@ class Method(nn.Module):
     reads_parameters: ClassVar[bool] = False
     #: Whether the method trains layer by layer also where others use the fused backbone.
     plain_only: ClassVar[bool] = False
-    #: Length that the gradient of all parameters together is cut to, if any. For `plain_only` methods alone: the fused
-    #: backbone's optimiser moves parameters before all gradients are known.
+    #: Length that the gradient of all parameters together is cut to, if any. Nothing moves before all of it is known,
+    #: which takes the fused backbone a little longer.
     gradient_limit: float | None = None
     #: Whether the method keeps to the current task's images. Joint training, the upper bound, does not.
     exemplar_free: ClassVar[bool] = True
