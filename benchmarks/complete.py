@@ -29,6 +29,7 @@ READINGS: list[tuple[str, str, dict[str, object]]] = [
     ("ws10", "pass", {"train_normalisation": False}),
     ("ws10", "pass", {"train_scales": False}),
     ("ws10", "pass", {"train_normalisation": False, "rotation_rows": "current", "replay_rows": "heads"}),
+    ("ws10", "pass", {"train_scales": False, "rotation_rows": "current", "replay_rows": "heads"}),
 ]
 #: Seconds that nobody has measured: more than any, so that they are not found out last.
 UNKNOWN = 1e6
