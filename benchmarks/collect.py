@@ -52,6 +52,7 @@ def row_of(run: RunFolder) -> dict[str, str]:
     summary = json.loads(run.summary_file.read_text(encoding="utf-8"))
     settings = run.read_settings()
     execution, hardware = summary["execution"], summary["hardware"]
+    commit = (summary["commit"] or "") + ("+changes" if summary.get("uncommitted_changes") else "")
     where = hardware["gpus"][0] if execution["device"] == "cuda" else hardware["cpu"]
     return {
         "dataset": summary["dataset"],
@@ -65,7 +66,7 @@ def row_of(run: RunFolder) -> dict[str, str]:
         **{name: str(execution[name]).lower() for name in ("precision", "path", "deterministic")},
         "hardware": where,
         "torch": summary["versions"]["torch"],
-        "commit": (summary["commit"] or "") + ("+changes" if summary.get("uncommitted_changes") else ""),
+        "commit": " ".join([*summary.get("earlier_commits", []), commit]),
         "command": command_of(summary["command"], settings),
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +64,15 @@ def test_runs_become_rows(runs: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert row["A_step_per_task"].split()[-1] == row["A_step"]
     table = (tmp_path / "variants.md").read_text(encoding="utf-8")
     assert "| digits | cs5 | fetril+epochs=1 | 0 1 |" in table
+
+
+def test_a_row_has_all_commits_that_made_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = shutil.copytree(runs, tmp_path / "runs")
+    for file in copy.rglob("summary.json"):
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        summary |= {"commit": "two", "uncommitted_changes": True, "earlier_commits": ["one"]}
+        file.write_text(json.dumps(summary), encoding="utf-8")
+    assert {row["commit"] for row in gather(copy, tmp_path, monkeypatch)["variants"]} == {"one two+changes"}
 
 
 def test_a_row_stays_unless_it_is_to_be_replaced(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

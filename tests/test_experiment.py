@@ -755,6 +755,52 @@ def test_a_stop_from_python_names_a_command_that_goes_on(tmp_path: Path, monkeyp
     assert signal.getsignal(signal.SIGTERM) == before, "the handlers are gone again"
 
 
+class TestCommits:
+    """A result says which code made it, also where that is not the code of one commit."""
+
+    settings = Settings(method="finetune", **TWO_TASKS)
+
+    @staticmethod
+    def commit(name: str | None, dirty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("efcil.environment._own_commit", lambda: (name, dirty))
+
+    @pytest.mark.parametrize("steps", [1, 3], ids=["in the first task", "in a later task"])
+    def test_of_a_run_that_was_interrupted(
+        self, steps: int, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stop, taken = StopRequest(), []
+        compute = Trainer._compute
+
+        def step(self: Trainer, place: int, length: int) -> None:
+            compute(self, place, length)
+            taken.append(place)
+            stop.requested = len(taken) == steps
+
+        monkeypatch.setattr(Trainer, "_compute", step)
+        self.commit("one", True, monkeypatch)
+        with pytest.raises(Interrupted):
+            run_one(self.settings, tmp_path, few, quiet=True, stop=stop)
+        self.commit("two", False, monkeypatch)
+        summary = RunFolder(run_one(self.settings, tmp_path, few, quiet=True)).read_summary()
+        assert (summary["commit"], summary["earlier_commits"]) == ("two", ["one+changes"])
+
+    def test_of_a_first_task_that_was_there(
+        self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.commit("one", False, monkeypatch)
+        first = RunFolder(run_one(self.settings, tmp_path, few, quiet=True)).read_summary()
+        assert (first["commit"], first["earlier_commits"]) == ("one", [])
+        other = dataclasses.replace(self.settings, method="lwf")
+        self.commit("two", False, monkeypatch)
+        summary = RunFolder(run_one(other, tmp_path, few, quiet=True)).read_summary()
+        assert (summary["commit"], summary["earlier_commits"]) == ("two", ["one"])
+
+    def test_where_none_is_known(self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commit(None, False, monkeypatch)
+        summary = RunFolder(run_one(self.settings, tmp_path, few, quiet=True)).read_summary()
+        assert (summary["commit"], summary["earlier_commits"]) == (None, [])
+
+
 # -- several runs on one GPU -----------------------------------------------------------------------------------------
 
 

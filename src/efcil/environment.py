@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ COMMAND_VARIABLE = "EFCIL_COMMAND"
 
 def environment() -> dict[str, Any]:
     """Return versions, commit (None outside a git checkout), whether it had changes, hardware and command."""
-    commit, dirty = source_commit(Path(efcil.__file__).resolve())
+    commit, dirty = _own_commit()
     return {
         "versions": versions(),
         "commit": commit,
@@ -29,6 +30,18 @@ def environment() -> dict[str, Any]:
         "hardware": hardware(),
         "command": command(),
     }
+
+
+@cache
+def _own_commit() -> tuple[str | None, bool | None]:
+    # Read once: what is committed or edited while a run is under way is not what it runs.
+    return source_commit(Path(efcil.__file__).resolve())
+
+
+def code() -> str | None:
+    """Return the commit that this process runs, with `+changes` behind it if there were any; None if unknown."""
+    commit, dirty = _own_commit()
+    return f"{commit}+changes" if commit is not None and dirty else commit
 
 
 def versions() -> dict[str, str]:

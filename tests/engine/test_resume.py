@@ -45,7 +45,7 @@ COMMAND = [
     *("--device", "cpu", "--checkpoint-steps", "3"),
 ]
 # What may differ between two runs that are the same: when and how they were made.
-VOLATILE = ("seconds", "finished", "command", "uncommitted_changes", "commit")
+VOLATILE = ("seconds", "finished", "command", "uncommitted_changes", "commit", "earlier_commits", "commits")
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks processes")
 

@@ -69,11 +69,12 @@ def digest(description: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class FirstTaskRecord:
-    """A trained first task: the network's tensors, what its epochs reported, and how long they took."""
+    """A trained first task: the network's tensors, what its epochs reported, how long they took, with which code."""
 
     tensors: dict[str, Tensor]
     epochs: list[dict[str, Any]]
     seconds: float
+    commits: list[str]
 
 
 class FirstTaskStore:
@@ -103,7 +104,8 @@ class FirstTaskStore:
         except checkpoint.CheckpointError as error:
             warnings.warn(f"{error} It is trained again now.", stacklevel=2)
             return None
-        return FirstTaskRecord(stored.tensors, stored.facts["epochs"], stored.facts["seconds"])
+        facts = stored.facts
+        return FirstTaskRecord(stored.tensors, facts["epochs"], facts["seconds"], facts.get("commits", []))
 
     def save(self, key: str, record: FirstTaskRecord, description: Mapping[str, Any], accuracy: float) -> None:
         """Keep a first task for the runs to come."""
@@ -111,6 +113,7 @@ class FirstTaskStore:
             "key": key,
             "accuracy": accuracy,
             "seconds": record.seconds,
+            "commits": record.commits,
             "description": dict(description),
             "epochs": record.epochs,
         }

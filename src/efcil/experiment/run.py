@@ -7,7 +7,7 @@ import datetime
 import math
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from efcil.engine.first_task import FirstTask
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Progress
 from efcil.engine.trainer import Trainer
-from efcil.environment import command
+from efcil.environment import code, command
 from efcil.errors import DataError, EfcilError
 from efcil.evaluation.metrics import step_accuracy
 from efcil.experiment import first_tasks, state
@@ -156,6 +156,9 @@ class Run:
         self.method: Method | None = None
         self.first_task_key: str | None = None
         self.history: list[dict[str, Any]] = []
+        #: The code that had a part in what is there so far, in the order in which it had.
+        self.commits: list[str] = []
+        self.had_a_part([code()])
         self._waiting = False
         self.progress: Progress
         self.stop: StopRequest
@@ -189,6 +192,10 @@ class Run:
         checkpoint.remove(self.partial)
         self.folder.write_summary(summarise_run(self, self.method))
         progress.say(matrix_text(self.agnostic, self.scenario.task_sizes))
+
+    def had_a_part(self, commits: Iterable[str | None]) -> None:
+        """Remember the code that something was trained with which this run builds on."""
+        self.commits = list(dict.fromkeys([*(each for each in commits if each is not None), *self.commits]))
 
     def needed_bytes(self) -> int:
         """Return about how much the checkpoints of the first task need, old and new ones side by side."""
@@ -283,6 +290,7 @@ class Run:
                 for line in record.epochs:
                     self.folder.append_metrics(line | {"task": index + 1})
                 self.clock.credit("train", record.seconds)
+                self.had_a_part(record.commits)
             else:
                 record = self._train_first_task(index, task, data, recipe, key, description)
         return trained_network(self.resolved.network, self.settings.seed, self.execution.device, record.tensors)
@@ -299,7 +307,7 @@ class Run:
             train(self, index, Trainer(learner, data, task, recipe, self.execution), key)
         learner.eval()
         tensors = {name: value.detach().clone() for name, value in network.state_dict().items()}
-        record = FirstTaskRecord(tensors, self.history, self.clock.report()["train"] - start)
+        record = FirstTaskRecord(tensors, self.history, self.clock.report()["train"] - start, self.commits)
         rows, _ = evaluate(learner, self.test, self.scenario, index)
         sizes = self.scenario.task_sizes[: index + 1]
         self.store.save(key, record, description, float(np.average(rows, weights=sizes)))

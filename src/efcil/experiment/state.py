@@ -51,6 +51,7 @@ def restore(run: Run) -> None:
         run.aware = np.array(facts["aware"], dtype=float)
         run.first_task_key = facts["first_task"]
         run.clock.load(facts["seconds"])
+        run.had_a_part(facts.get("commits", []))
         network = fresh_network(facts["network"], run.settings.seed, run.execution.device)
         run.method = run.method_class(network, run.resolved.method).to(run.execution.device)
         run.method.load_tensors(saved.tensors)
@@ -80,6 +81,7 @@ def _facts(run: Run, method: Method) -> dict[str, Any]:
         "method_settings": dataclasses.asdict(run.resolved.method),
         "first_task": run.first_task_key,
         "seconds": run.clock.report(),
+        "commits": run.commits,
         "efcil": efcil.__version__,
     }
 

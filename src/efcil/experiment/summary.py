@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efcil import methods
-from efcil.environment import environment
+from efcil.environment import code, environment
 from efcil.evaluation.metrics import summarise
 from efcil.methods.base import Method
 from efcil.runfolder import RunFolder
@@ -89,6 +89,7 @@ def summarise_run(run: Run, method: Method) -> dict[str, Any]:
         "execution": run.executed,
         "finished": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         **environment(),
+        "earlier_commits": [commit for commit in run.commits if commit != code()],
     }
 
 

@@ -34,6 +34,7 @@ def train(run: Run, index: int, trainer: Trainer, key: str | None) -> None:
             "position": dataclasses.asdict(now),
             "epochs": run.history,
             "seconds": run.clock.report(),
+            "commits": run.commits,
         }
 
     def stopped(now: Position) -> Interrupted:
@@ -80,6 +81,7 @@ def _resume(run: Run, index: int, trainer: Trainer, key: str | None) -> Position
     for line in run.history:
         run.folder.append_metrics(line)
     run.clock.load(facts["seconds"])
+    run.had_a_part(facts.get("commits", []))
     run.progress.say(f"going on in task {index + 1}, epoch {position.epoch + 1}, after step {position.step}")
     return position
 

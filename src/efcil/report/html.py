@@ -218,6 +218,9 @@ def _provenance(row: Row) -> str:
         gpus, on_gpu = hardware.get("gpus"), mapping(summary, "execution").get("device") == "cuda"
         where = hardware.get("cpu") if not on_gpu else gpus[0] if isinstance(gpus, list) and gpus else None
         changed = " with uncommitted changes" if summary.get("uncommitted_changes") else ""
+        earlier = summary.get("earlier_commits")
+        if isinstance(earlier, list) and earlier:
+            changed += f" (begun with {escape(', '.join(str(each)[:12] for each in earlier))})"
         said = (
             f"<code>{escape(str(summary.get('command') or 'no command recorded'))}</code><br>"
             f"commit {escape(str(summary.get('commit') or 'unknown')[:12])}{changed}, torch "
