@@ -24,8 +24,9 @@ from efcil.settings import Recipe, option
 # Added to batch variances, so that a direction without any spread has a Cholesky factor and a bounded gradient.
 _JITTER = 1e-4
 _ADAPTER_WEIGHT_DECAY = 5e-4
-# Share of the largest standard deviation below which a direction counts as having none.
-_DEAD = 1e-4
+# Share of the largest standard deviation below which a direction counts as having none: what features computed in
+# bfloat16 have there is mostly rounding.
+_DEAD = 1e-3
 
 
 class AdaptedGaussians(Method):
@@ -287,7 +288,7 @@ def principal_components(features: Tensor, count: int, least: float = 0.0) -> tu
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(features))
     spread = values.flip(0)[:count].clamp(min=0.0).sqrt()
     scale = 1.0 / spread.square().mean().sqrt()
-    # A direction in which no image differs from another has nothing to scale up.
+    # A direction in which hardly any image differs from another has nothing to scale up.
     raised = torch.where(spread > _DEAD * spread[0], least / spread, scale)
     weight = vectors.flip(1)[:, :count].T * torch.maximum(scale, raised)[:, None]
     return weight.to(features.dtype), -(weight @ centre).to(features.dtype)
