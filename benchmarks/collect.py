@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from efcil.environment import code_name
 from efcil.report import PaperValue, paper_value
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import Settings, label, options
@@ -52,7 +53,7 @@ def row_of(run: RunFolder) -> dict[str, str]:
     summary = json.loads(run.summary_file.read_text(encoding="utf-8"))
     settings = run.read_settings()
     execution, hardware = summary["execution"], summary["hardware"]
-    commit = (summary["commit"] or "") + ("+changes" if summary.get("uncommitted_changes") else "")
+    last = code_name(summary["commit"], summary.get("uncommitted_changes"))
     where = hardware["gpus"][0] if execution["device"] == "cuda" else hardware["cpu"]
     return {
         "dataset": summary["dataset"],
@@ -66,7 +67,7 @@ def row_of(run: RunFolder) -> dict[str, str]:
         **{name: str(execution[name]).lower() for name in ("precision", "path", "deterministic")},
         "hardware": where,
         "torch": summary["versions"]["torch"],
-        "commit": " ".join([*summary.get("earlier_commits", []), commit]),
+        "commit": " ".join([*summary.get("earlier_commits", []), last or ""]),
         "command": command_of(summary["command"], settings),
     }
 

@@ -732,20 +732,26 @@ class TestDisk:
 # -- stopping and going on, from Python ------------------------------------------------------------------------------
 
 
+def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> StopRequest:
+    """A request to stop that comes with that step, counted over all tasks."""
+    stop, taken = StopRequest(), []
+    compute = Trainer._compute
+
+    def step(self: Trainer, place: int, length: int) -> None:
+        compute(self, place, length)
+        taken.append(place)
+        stop.requested = len(taken) == steps
+
+    monkeypatch.setattr(Trainer, "_compute", step)
+    return stop
+
+
 def test_a_stop_from_python_names_a_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(method="finetune", **TWO_TASKS)
     digits = load_dataset("digits", None, SourceOptions())
     whole = RunFolder(run_one(settings, tmp_path / "whole", digits, quiet=True))
     before = signal.getsignal(signal.SIGTERM)
-    stop, steps = StopRequest(), []
-    compute = Trainer._compute
-
-    def step(self: Trainer, place: int, length: int) -> None:
-        compute(self, place, length)
-        steps.append(place)
-        stop.requested = len(steps) == 15
-
-    monkeypatch.setattr(Trainer, "_compute", step)
+    stop = stop_after(15, monkeypatch)
     with pytest.raises(Interrupted) as interruption:
         run_one(settings, tmp_path / "cut", digits, quiet=True, stop=stop)
     words = shlex.split(str(interruption.value).partition("To go on: ")[2])
@@ -768,15 +774,7 @@ class TestCommits:
     def test_of_a_run_that_was_interrupted(
         self, steps: int, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stop, taken = StopRequest(), []
-        compute = Trainer._compute
-
-        def step(self: Trainer, place: int, length: int) -> None:
-            compute(self, place, length)
-            taken.append(place)
-            stop.requested = len(taken) == steps
-
-        monkeypatch.setattr(Trainer, "_compute", step)
+        stop = stop_after(steps, monkeypatch)
         self.commit("one", True, monkeypatch)
         with pytest.raises(Interrupted):
             run_one(self.settings, tmp_path, few, quiet=True, stop=stop)

@@ -39,9 +39,13 @@ def _own_commit() -> tuple[str | None, bool | None]:
 
 
 def code() -> str | None:
-    """Return the commit that this process runs, with `+changes` behind it if there were any; None if unknown."""
-    commit, dirty = _own_commit()
-    return f"{commit}+changes" if commit is not None and dirty else commit
+    """Return the name of the code that this process runs, None if that is unknown."""
+    return code_name(*_own_commit())
+
+
+def code_name(commit: str | None, changed: bool | None) -> str | None:
+    """Return the commit, with `+changes` behind it if there were uncommitted ones."""
+    return f"{commit}+changes" if commit is not None and changed else commit
 
 
 def versions() -> dict[str, str]:
