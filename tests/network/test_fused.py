@@ -61,16 +61,17 @@ def norms(network: ResNet) -> list[nn.BatchNorm2d]:
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("training", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
 @pytest.mark.parametrize("turned", [True, False], ids=["turned weights", "as they are"])
+@pytest.mark.parametrize(("count", "pixels"), [(6, 16), (1, 2)], ids=["batch", "one value per channel"])
 def test_features_gradients_and_statistics(
-    dtype: torch.dtype, large: bool, passes: int, training: bool, turned: bool
+    dtype: torch.dtype, large: bool, passes: int, training: bool, turned: bool, count: int, pixels: int
 ) -> None:
     plain, other = make(dtype, large).train(training), make(dtype, large).train(training)
     fused = FusedBackbone(other, dtype)
     if turned:
         fused.train_convolutions()
     for number in range(passes):  # a loss may look at two batches, whose gradients add up
-        images = draw(6, 3, 16, 16, seed=number, dtype=dtype)
-        direction = draw(6, 16, seed=number + 50, dtype=dtype)
+        images = draw(count, 3, pixels, pixels, seed=number, dtype=dtype)
+        direction = draw(count, 16, seed=number + 50, dtype=dtype)
         expected, found = plain(images), fused(images)
         close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
         torch.testing.assert_close(found, expected, **close)

@@ -12,20 +12,34 @@ from torch.nn import functional
 from efcil.errors import unknown
 
 
+class BatchNorm(nn.BatchNorm2d):
+    """BatchNorm that can be trained with a single value per channel, which PyTorch's refuses.
+
+    That is what the last batch of an epoch may come to, where it holds one image and the map is one pixel. As in the
+    fused network, the value is then its own mean.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (batch, channels, h, w), by the batch's statistics in training mode and the running ones else."""
+        if self.training and input.numel() == input.shape[1]:
+            return super().forward(torch.cat([input, input]))[:1]  # twice the same has the same mean and no variance
+        return super().forward(input)
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with BatchNorm and a shortcut; the shortcut is a 1x1 projection where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
+        self.norm1 = BatchNorm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
+        self.norm2 = BatchNorm(outputs)
         self.shortcut_conv: nn.Conv2d | None = None
-        self.shortcut_norm: nn.BatchNorm2d | None = None
+        self.shortcut_norm: BatchNorm | None = None
         if stride != 1 or inputs != outputs:
             self.shortcut_conv = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
-            self.shortcut_norm = nn.BatchNorm2d(outputs)
+            self.shortcut_norm = BatchNorm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride), non-negative."""
@@ -57,7 +71,7 @@ class ResNet(nn.Module):
         self.feature_size = widths[-1]
         stem = dict(kernel_size=7, stride=2, padding=3) if large_images else dict(kernel_size=3, stride=1, padding=1)
         self.conv1 = nn.Conv2d(3, widths[0], bias=False, **stem)  # type: ignore[arg-type]
-        self.norm1 = nn.BatchNorm2d(widths[0])
+        self.norm1 = BatchNorm(widths[0])
         layers: list[BasicBlock] = []
         inputs = widths[0]
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
