@@ -90,6 +90,13 @@ def test_jitter_grows_as_far_as_it_must() -> None:
     torch.testing.assert_close(factors[0].square(), (10.0 - 3.0) * torch.eye(2, dtype=torch.float64))
 
 
+def test_without_jitter_a_singular_covariance_gets_very_little() -> None:
+    singular = torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    regular = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    factors = cholesky_factors(torch.stack([singular, regular, torch.zeros(2, 2)]), jitter=0.0)
+    torch.testing.assert_close(factors @ factors.transpose(1, 2), torch.stack([singular, regular, 0 * singular]))
+
+
 def test_hopeless_covariances_are_refused() -> None:
     with pytest.raises(EfcilError, match=r"classes \[1\]"):
         cholesky_factors(torch.stack([torch.eye(2), -1e9 * torch.eye(2)]))

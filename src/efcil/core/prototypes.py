@@ -16,6 +16,7 @@ from efcil.errors import TrainingError
 # Covariances factorised at a time: bounds the float64 copies to 128 MiB for 512 features.
 _FACTORISED_TOGETHER = 64
 _JITTER_ATTEMPTS = 12
+_SMALLEST_JITTER = 1e-12
 
 
 def class_statistics(features: Tensor, labels: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -43,7 +44,7 @@ def cholesky_factors(covariances: Tensor, jitter: float = 1e-5) -> Tensor:
     """Lower-triangular L (C, n, n) with L L^T = S + jitter * I for covariances S (C, n, n).
 
     Factorised in float64, returned in the type of `covariances`. Where rounding makes a matrix indefinite beyond the
-    jitter, that matrix alone is tried again with ten times the jitter, until it succeeds.
+    jitter, that matrix alone is tried again with ten times the jitter (with very little after none), until it succeeds.
     """
     factors = torch.empty_like(covariances)
     for start in range(0, len(covariances), _FACTORISED_TOGETHER):
@@ -63,7 +64,8 @@ def _factorise(covariances: Tensor, jitter: float, first: int) -> Tensor:
     factors = torch.empty_like(covariances)
     pending = torch.arange(len(covariances), device=covariances.device)
     for attempt in range(_JITTER_ATTEMPTS):
-        attempted, failure = torch.linalg.cholesky_ex(covariances[pending] + jitter * 10.0**attempt * identity)
+        added = max(jitter, _SMALLEST_JITTER) * 10.0**attempt if attempt else jitter
+        attempted, failure = torch.linalg.cholesky_ex(covariances[pending] + added * identity)
         done = failure == 0
         factors[pending[done]] = attempted[done]
         pending = pending[~done]
@@ -71,7 +73,7 @@ def _factorise(covariances: Tensor, jitter: float, first: int) -> Tensor:
             return factors
     raise TrainingError(
         f"The covariances of classes {[first + index for index in pending.tolist()]} are not positive semi-definite, "
-        f"even with {jitter * 10.0 ** (_JITTER_ATTEMPTS - 1):g} added to each variance; compute them from features."
+        f"even with {added:g} added to each variance; compute them from features."
     )
 
 
