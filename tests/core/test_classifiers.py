@@ -157,9 +157,39 @@ def test_every_classifier_tells_well_separated_classes_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mahalanobis", "bayes"])
-def test_a_class_of_one_image_has_finite_scores(name: str) -> None:
-    kept = ClassStatistics(torch.rand(2, 4), torch.stack([torch.eye(4), torch.zeros(4, 4)]))
+@pytest.mark.parametrize("rounding", [0.0, -1e-8], ids=["zero", "rounding"])
+def test_a_class_of_one_image_is_as_wide_as_the_others(name: str, rounding: float) -> None:
+    kept = statistics()
+    covariances, _ = kept.spread()
+    build, features = classifiers.CLASSIFIERS[name][1], points()
+    alone = ClassStatistics(kept.means, torch.cat([covariances[:3], rounding * torch.eye(SIZE)[None].double()]))
+    mean = ClassStatistics(kept.means, torch.cat([covariances[:3], covariances[:3].mean(dim=0, keepdim=True)]))
+    torch.testing.assert_close(build(alone)(features), build(mean)(features))
+
+
+@pytest.mark.parametrize("name", ["mahalanobis", "bayes"])
+def test_classes_without_any_spread_have_finite_scores(name: str) -> None:
+    kept = ClassStatistics(torch.rand(2, 4), torch.zeros(2, 4, 4))
     assert bool(torch.isfinite(classifiers.CLASSIFIERS[name][1](kept)(torch.rand(7, 4))).all())
+
+
+@pytest.mark.parametrize("name", classifiers.CLASSIFIERS)
+def test_one_class_is_all_there_can_be(name: str) -> None:
+    kept = ClassStatistics(torch.rand(1, 4), torch.eye(4)[None], heads=torch.rand(1, 4))
+    scores = classifiers.CLASSIFIERS[name][1](kept)(torch.rand(7, 4))
+    assert scores.shape == (7, 1)
+    assert bool(torch.isfinite(scores).all())
+
+
+@pytest.mark.parametrize("diagonal", [0.0, 1.0])
+def test_a_feature_that_never_varies_goes_with_nothing(diagonal: float) -> None:
+    """Even where the mean covariance is added between all pairs of features."""
+    covariance = torch.tensor([[1.0, 0.5, 0.0], [0.5, 2.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    correlation = classifiers.shrunk_towards_mean(covariance, diagonal, 1.0, True)
+    assert bool(torch.isfinite(correlation).all())
+    assert float(correlation.abs().max()) <= 1.0 + 1e-12
+    kept = ClassStatistics(torch.rand(1, 3).double(), covariance[None])
+    assert bool(torch.isfinite(classifiers.mahalanobis(kept, diagonal, 1.0)(torch.rand(5, 3).double())).all())
 
 
 def test_rebalancing_undoes_a_preference_for_the_newest_classes() -> None:

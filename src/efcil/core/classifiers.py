@@ -22,6 +22,8 @@ Classifier = Callable[[Tensor], Tensor]
 
 OWN, ALL, HEADS, AUTO = "own", "all", "heads", "auto"
 _JITTER, _SMALLEST_JITTER = 1e-6, 1e-12
+# Share of the mean trace up to which a covariance is zero but for rounding.
+_NO_SPREAD = 1e-6
 _SVM_SAMPLES = 200
 _REBALANCING_DECAY = 5e-4
 
@@ -66,7 +68,7 @@ def mahalanobis(
     A covariance S is shrunk to S + diagonal * v I + off_diagonal * u (1 - I), with v the mean of its diagonal and u
     that of the rest, and with `normalise` turned into a correlation matrix; features and means then have unit length.
     """
-    covariances, group_of = statistics.spread()
+    covariances, group_of = _with_spread(*statistics.spread())
     means = functional.normalize(statistics.means, dim=1) if normalise else statistics.means
     whitening = torch.stack(
         [_whitening(shrunk_towards_mean(each.double(), diagonal, off_diagonal, normalise)) for each in covariances]
@@ -77,7 +79,7 @@ def mahalanobis(
 
 def bayes(statistics: ClassStatistics, shrinkage: float = 0.1) -> Classifier:
     """Log-density, up to a constant, of one Gaussian per class, each covariance shrunk towards a multiple of I."""
-    covariances, group_of = statistics.spread()
+    covariances, group_of = _with_spread(*statistics.spread())
     whitening = torch.stack([_whitening(shrink(each.double(), shrinkage)) for each in covariances])
     # The whitening is triangular, and its determinant is that of the covariance to the power of -1/2.
     volume = whitening.diagonal(dim1=1, dim2=2).log().sum(dim=1)[group_of].to(statistics.means.dtype)
@@ -115,6 +117,8 @@ def ridge_weight(gram: Tensor, sums: Tensor, penalty: float) -> Tensor:
 def machines(statistics: ClassStatistics) -> Classifier:
     """Linear support vector machines fitted to features drawn from every class's Gaussian, scaled to unit length."""
     covariances, group_of = statistics.spread()
+    if len(statistics.means) == 1:
+        return lambda features: features.new_zeros(len(features), 1)  # nothing to tell it from
     factors = prototypes.cholesky_factors(covariances)
     generator = torch.Generator().manual_seed(0)  # the CPU's: the same classifier on every device
     counts = [_SVM_SAMPLES] * len(statistics.means)
@@ -188,13 +192,26 @@ def shrunk_towards_mean(covariance: Tensor, diagonal: float, off_diagonal: float
     shrunk = covariance + diagonal * variance * identity + off_diagonal * rest * (1.0 - identity)
     if not correlation:
         return shrunk
-    deviation = shrunk.diagonal().clamp(min=torch.finfo(shrunk.dtype).tiny).sqrt()
+    # What never varies goes with nothing.
+    deviation = torch.where(shrunk.diagonal() > 0.0, shrunk.diagonal().clamp(min=0.0).sqrt(), torch.inf)
     return shrunk / (deviation[:, None] * deviation)
+
+
+def _with_spread(covariances: Tensor, group_of: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, with the mean of the others in place of a covariance that is zero but for rounding.
+
+    That of a class of one image is: taken at its word, no other image could ever belong to that class.
+    """
+    traces = covariances.diagonal(dim1=1, dim2=2).sum(dim=1)
+    known = traces > _NO_SPREAD * traces.mean()
+    if bool(known.all()) or not bool(known.any()):
+        return covariances, group_of
+    return torch.where(known[:, None, None], covariances, covariances[known].mean(dim=0)), group_of
 
 
 def _whitening(covariance: Tensor) -> Tensor:
     """W (n, n), upper triangular, with W W^T = S^-1, so that ||x W|| is the Mahalanobis length of the row x."""
-    # A class of one image has no spread at all; the floor keeps its distances finite.
+    # Where no class has any spread, the floor keeps distances finite.
     jitter = max(_JITTER * float(covariance.diagonal().mean()), _SMALLEST_JITTER)
     factor = prototypes.cholesky_factors(covariance[None], jitter)[0]
     identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
