@@ -166,7 +166,7 @@ SIZES = (4, 1, 3)
 SHORT = Recipe(learning_rate=1e-3, epochs=2, batch_size=16)
 #: Settings that shorten what a method does when a task has ended; nothing that the checks look at depends on them.
 QUICK: dict[str, dict[str, Any]] = {
-    "adagauss": {"adapter_epochs": 3, "adapter_samples": 200, "width": 64},
+    "adagauss": {"adapter": "mlp", "adapter_epochs": 3, "adapter_samples": 200, "width": 64},
     "efc++": {"rebalance_epochs": 5},
     "ldc": {"map_epochs": 3},
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from checks import SHORT, clone, short_stream
@@ -9,9 +11,10 @@ from torch.nn import functional
 
 from efcil import seeds
 from efcil.core import classifiers, transport
+from efcil.data.augment import make_augmentation
 from efcil.methods.adagauss import collapse, factor_by_columns, principal_components, two_layers
 
-SMALL = {"bottleneck": 6, "width": 32, "adapter_epochs": 5, "adapter_samples": 500}
+SMALL: dict[str, Any] = {"bottleneck": 6, "width": 32, "adapter": "mlp", "adapter_epochs": 5, "adapter_samples": 500}
 
 
 def test_the_bottleneck_begins_as_scaled_principal_components() -> None:
@@ -25,6 +28,12 @@ def test_the_bottleneck_begins_as_scaled_principal_components() -> None:
     torch.testing.assert_close(covariance.trace() / 4, torch.tensor(1.0))
     singular = torch.linalg.svdvals(features - features.mean(dim=0)) ** 2
     torch.testing.assert_close(covariance.diagonal() / covariance.trace(), singular[:4] / singular[:4].sum())
+
+
+def test_features_that_are_all_alike_leave_a_finite_bottleneck() -> None:
+    weight, bias = principal_components(torch.full((9, 4), 2.0), 3, least=1.0)
+    assert bool(torch.isfinite(weight).all())
+    assert bool(torch.isfinite(bias).all())
 
 
 def test_components_of_little_spread_are_scaled_up_and_dead_ones_are_not() -> None:
@@ -187,7 +196,7 @@ def test_the_recipe_of_the_adapter() -> None:
 
 def test_ridge_adapter_carries_means_and_covariances() -> None:
     stream = short_stream()
-    method = stream.start("adagauss", adapter="ridge", **SMALL)
+    method = stream.start("adagauss", **SMALL | {"adapter": "ridge"})
     stream.train(method, 1, SHORT)
     means, covariances = method.means.clone(), method.covariances.clone()
     carried = transport.ridge_map(*method._pairs(stream.data[1], 0))
@@ -199,7 +208,7 @@ def test_ridge_adapter_carries_means_and_covariances() -> None:
 
 def test_ridge_adapter_without_drift_changes_nothing() -> None:
     stream = short_stream()
-    method = stream.start("adagauss", adapter="ridge", **SMALL)
+    method = stream.start("adagauss", **SMALL | {"adapter": "ridge"})
     before = clone(method.state_dict())
     method.begin_task(stream.tasks[1])
     method.eval()
@@ -219,14 +228,17 @@ def test_scores_are_mahalanobis_distances_in_the_bottleneck() -> None:
     torch.testing.assert_close(method.scores(images), expected)
 
 
-def test_statistics_include_mirror_images() -> None:
+def test_statistics_include_mirror_images_where_training_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = short_stream()
+    never = stream.start("adagauss", **SMALL)  # the stream's images are shifted alone
+    monkeypatch.setattr(stream.data[0], "augmentation", make_augmentation("crop-flip"))
     method, plain = stream.start("adagauss", **SMALL), stream.start("adagauss", mirrored=False, **SMALL)
     data = stream.data[0]
     images = data.normalisation(data.images, torch.float32)[data.labels == 1]
     with torch.no_grad():
         rows, mirror = method.embed(images), method.embed(images.flip(3))
     torch.testing.assert_close(plain.means[1], rows.mean(dim=0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(never.means[1], plain.means[1])
     torch.testing.assert_close(method.means[1], torch.cat([rows, mirror]).mean(dim=0), rtol=1e-4, atol=1e-5)
 
 

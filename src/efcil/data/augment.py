@@ -50,6 +50,8 @@ class Augmentation:
     """Leaves images as they are; the base of the others."""
 
     description = "no augmentation"
+    #: Whether images are mirrored at random.
+    flip = False
 
     def draw(self, count: int, size: int, generator: torch.Generator) -> Draws:
         """Return the random numbers for `count` square images of `size` pixels, one row per image."""

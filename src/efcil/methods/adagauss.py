@@ -44,7 +44,7 @@ class AdaptedGaussians(Method):
 
     @dataclass(frozen=True)
     class Settings:
-        """Hyper-parameters of AdaGauss, with the values of its authors' code."""
+        """Hyper-parameters of AdaGauss, with the values of its authors' code but for the adapter."""
 
         bottleneck: int = option(64, "Features behind the bottleneck, at most as many as the backbone has.", minimum=1)
         distillation_weight: float = option(10.0, "Weight of the projected feature distillation.", minimum=0)
@@ -54,8 +54,9 @@ class AdaptedGaussians(Method):
         collapse_limit: float = option(1.0, "Spread above which that term leaves a direction alone.", minimum=0)
         width: int = option(2048, "Hidden units of the distiller and of the adapter.", minimum=1)
         adapter: str = option(
-            "mlp",
-            "What carries old Gaussians over: mlp (two layers, AdaGauss) or ridge (linear, in closed form).",
+            "ridge",
+            "What carries old Gaussians over: ridge (linear, in closed form) or mlp (two layers, AdaGauss; it needs "
+            "some thousands of images a task).",
             choices=("mlp", "ridge"),
         )
         adapter_epochs: int = option(
@@ -76,7 +77,9 @@ class AdaptedGaussians(Method):
         shrink_diagonal: float = option(
             3.0, "Mean variances added to every variance of a covariance when classifying.", minimum=0
         )
-        mirrored: bool = option(True, "Measure classes on their images and mirror images.")
+        mirrored: bool = option(
+            True, "Measure classes on their images and mirror images, where training mirrors images too."
+        )
         gradient_limit: float | None = option(
             1.0, "Length that the gradient of a step is cut to; none: it is not cut.", minimum=1e-9
         )
@@ -165,9 +168,10 @@ class AdaptedGaussians(Method):
         self.restored()
 
     def _both_sides(self, data: TaskImages) -> Iterator[tuple[Tensor, Tensor]]:
+        mirrored = self.settings.mirrored and data.augmentation.flip
         for images, labels in data.plain():
             yield images, labels
-            if self.settings.mirrored:
+            if mirrored:
                 yield images.flip(3), labels
 
     def _carry(self, task: Task, data: TaskImages) -> None:
@@ -194,7 +198,7 @@ class AdaptedGaussians(Method):
         optimiser = torch.optim.SGD(
             adapter.parameters(), settings.adapter_learning_rate, momentum=0.9, weight_decay=_ADAPTER_WEIGHT_DECAY
         )
-        milestones = [round(share * settings.adapter_epochs) for share in (0.3, 0.6, 0.9)]
+        milestones = [max(1, round(share * settings.adapter_epochs)) for share in (0.3, 0.6, 0.9)]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones)
         for epoch in range(settings.adapter_epochs):
             before, after = self._pairs(data, epoch)
@@ -287,7 +291,8 @@ def principal_components(features: Tensor, count: int, least: float = 0.0) -> tu
     centred = features.double() - centre
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(features))
     spread = values.flip(0)[:count].clamp(min=0.0).sqrt()
-    scale = 1.0 / spread.square().mean().sqrt()
+    size = spread.square().mean().sqrt()
+    scale = 1.0 / torch.where(size > 0.0, size, 1.0)
     # A direction in which hardly any image differs from another has nothing to scale up.
     raised = torch.where(spread > _DEAD * spread[0], least / spread, scale)
     weight = vectors.flip(1)[:, :count].T * torch.maximum(scale, raised)[:, None]
