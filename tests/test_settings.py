@@ -203,6 +203,8 @@ class TestFiles:
             ("seed: []", "empty list"),
             ("- a\n- b", "name: value"),
             ("a: [1", "not valid YAML"),
+            ("seed: 0\nmethod: efc\nseed: 1", "'seed' is given twice"),
+            ("overrides: {damping: 1, damping: 2}", "'damping' is given twice"),
             ("resolved: 3", "resolved"),
         ],
     )
@@ -417,7 +419,6 @@ class TestValidate:
             ({"device": "gpu"}, "cuda"),
             ({"dataset": "folder"}, "train/"),
             ({"data": "/not/there"}, "/not/there"),
-            ({"held_out": 0.2}, "held_out"),
         ],
     )
     def test_mistakes_are_found_before_training(self, change: dict[str, Any], says: str) -> None:
@@ -539,6 +540,10 @@ class TestVary:
     def test_a_value_given_twice_is_one_run(self) -> None:
         assert len(planned("--method efc --vary efm_weight=1 1.0 2")) == 2
 
+    def test_what_is_idle_and_the_default_is_not_repeated_either(self) -> None:
+        runs = planned("--method efc --vary prototype_update=efm none drift_sigma=0.1 0.2")
+        assert [label(run) for run in runs] == ["efc+drift_sigma=0.1", "efc", "efc+prototype_update=none"]
+
     def test_in_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "grid.yaml"
         path.write_text("method: efc\noverrides: {damping: 0.5}\nvary:\n  efm_weight: [1, 2]\n  later: {epochs: [3]}\n")
@@ -562,6 +567,8 @@ class TestVary:
             ("--vary efm_wait=1 2", "efm_weight"),
             ("--vary efm_weight=1 much", "much"),
             ("--method fetril --vary later.epochs=1 2", "would change nothing"),
+            ("--vary epochs=1 2", "later.epochs for the others, or --epochs for both"),
+            ("--set learning_rate=1", "first_task.learning_rate is for the first task, later.learning_rate for the"),
         ],
     )
     def test_refused(self, arguments: str, says: str) -> None:
@@ -580,6 +587,14 @@ class TestVary:
         path.write_text(to_yaml(Settings(), resolved=identity(Settings())) + "vary: {efm_weight: [1, 2]}\n")
         with pytest.raises(SettingsError, match="belongs to the record of one run"):
             load_config(path)
+
+
+def test_files_of_class_orders_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.txt").write_text("\n".join(map(str, range(10))))
+    monkeypatch.chdir(tmp_path)
+    named, file = planned("--class-order icarl mine.txt")
+    assert (named.class_order, file.class_order) == ("icarl", str(tmp_path / "mine.txt"))
+    assert label(file) == "efc+class_order=mine"
 
 
 class TestPresets:

@@ -302,8 +302,8 @@ def test_missing_files_say_what_is_expected(tmp_path: Path) -> None:
 def test_options_that_do_not_apply_are_refused(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="32 x 32 pixels, so image_size cannot be 64"):
         load(shards, tmp_path, image_size=64)
-    with pytest.raises(SettingsError, match="own test set"):
-        load(shards, tmp_path, held_out=0.1)
+    with pytest.raises(SettingsError, match="share between 0 and 1"):
+        load(shards, tmp_path, held_out=1.5)
     with pytest.raises(SettingsError, match="workers"):
         load(shards, tmp_path, workers=0)
     check(load(shards, tmp_path, image_size=32, workers=1))

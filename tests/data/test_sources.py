@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
 from efcil.data.images import Dataset, ImageSet
-from efcil.data.sources import Source, load_dataset, sources
+from efcil.data.sources import Source, SourceOptions, held_out_of, load_dataset, sources
 from efcil.errors import DataError, SettingsError
 
 
@@ -48,6 +50,34 @@ def test_digits_normalisation_is_that_of_its_training_images() -> None:
     pixels = dataset.train.images / 255
     assert dataset.mean == pytest.approx(pixels.mean(axis=(0, 1, 2)), abs=1e-4)
     assert dataset.std == pytest.approx(pixels.std(axis=(0, 1, 2)), abs=1e-4)
+
+
+def described(images: ImageSet) -> Counter[str]:
+    return Counter(
+        f"{label} {image.tobytes().hex()}" for image, label in zip(images.images, images.labels, strict=True)
+    )
+
+
+def test_training_images_can_be_held_out_of_any_dataset() -> None:
+    whole = load_dataset("digits")
+    share = load_dataset("digits", None, SourceOptions(held_out=0.25))
+    again = load_dataset("digits", None, SourceOptions(held_out=0.25))
+    other = load_dataset("digits", None, SourceOptions(held_out=0.25, seed=1))
+    counts = whole.train.class_counts(10)
+    assert share.test.class_counts(10).tolist() == [round(0.25 * count) for count in counts]
+    assert described(share.train) + described(share.test) == described(whole.train)
+    assert np.array_equal(share.test.images, again.test.images)
+    assert not np.array_equal(share.test.images, other.test.images)
+    for wrong in (0.0, 1.0):
+        with pytest.raises(SettingsError, match="share between 0 and 1"):
+            load_dataset("digits", None, SourceOptions(held_out=wrong))
+
+
+def test_a_class_of_one_image_cannot_be_held_out() -> None:
+    images = ImageSet(np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 0, 1]))
+    dataset = Dataset("two", images, images, ("a", "b"), 4, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    with pytest.raises(DataError, match="Class 'b' has one training image"):
+        held_out_of(dataset, 0.5, 0)
 
 
 def test_digits_take_no_path(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -15,6 +15,7 @@ from efcil.errors import EfcilError, GridError, SettingsError
 from efcil.settings import Settings, expand, options, read_config, validate
 from efcil.settings.grid import VARY_KEY, is_record
 from efcil.settings.idle import refuse_idle, without_idle
+from efcil.settings.model import NAMED_CLASS_ORDERS
 
 DEFAULT_METHODS = ["efc", "finetune"]
 
@@ -118,6 +119,8 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
     values[VARY_KEY] = {**_without(several_in_file, overrides), **several}
     if values.get("data") is not None:
         values["data"] = _data_path(values)
+    if "class_order" in values:
+        values["class_order"] = _class_orders(values["class_order"])
     runs = _validated(share_overrides(expand(values)))
     refuse_idle(runs, typed)
     # What is of use to other runs of a grid alone is left out.
@@ -129,12 +132,10 @@ def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any
 
 
 def _distinct(runs: Sequence[Settings]) -> list[Settings]:
-    """Return every run once: what is varied for one method may be nothing to another."""
-    found: list[Settings] = []
-    for run in runs:
-        if run not in found:
-            found.append(run)
-    return found
+    """Return every run once: what is varied for one method, or beside one setting, may be nothing to another."""
+    from efcil.runfolder import locate
+
+    return list({locate(Path(), run).path: run for run in reversed(runs)}.values())[::-1]
 
 
 def share_overrides(grid: Sequence[Settings]) -> list[Settings]:
@@ -167,6 +168,15 @@ def _validated(grid: Sequence[Settings]) -> list[Settings]:
                 raise
             raise type(error)(f"{error} (Nothing has been trained.)") from None
     return checked
+
+
+def _class_orders(named: Any) -> Any:
+    """Return class orders with the files among them absolute, so that settings.yaml works from any folder."""
+    if isinstance(named, list):
+        return [_class_orders(each) for each in named]
+    if not isinstance(named, str) or named in NAMED_CLASS_ORDERS or not Path(named).expanduser().is_file():
+        return named
+    return str(Path(named).expanduser().absolute())
 
 
 def _data_path(values: dict[str, Any]) -> str:

@@ -147,9 +147,21 @@ def to_yaml(settings: Settings, resolved: Mapping[str, Any] | None = None) -> st
     return text
 
 
+class _OnceOnly(yaml.SafeLoader):
+    """Reads YAML and refuses a name that is given twice, of which one value would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping, once its names are known to differ."""
+        names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _OnceOnly)  # a safe loader too
     except FileNotFoundError:
         raise SettingsError(f"There is no settings file {path}. Check the path given to --config.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -92,7 +92,8 @@ class Settings:
     )
     held_out: float | None = option(
         None,
-        "Share of the training images kept for testing where a dataset has no test images of its own (folder).",
+        "Share of each class's training images that is tested on instead of being trained on: in place of the "
+        "dataset's test images, to choose settings without them, or because it has none (folder).",
         group="data",
         minimum=0,
         maximum=1,

@@ -46,6 +46,7 @@ def resolve(settings: Settings, image_size: int | None = None) -> Resolved:
     cls = methods.get(settings.method)
     preset = load_preset(settings.dataset)
     own, stages = split_overrides(settings)
+    _refuse_misplaced(own, cls)
     method = method_settings(cls, {**preset.methods.get(settings.method, {}), **own})
     family = cls.recipe_family(method)
     first_epochs = settings.epochs if settings.first_task_epochs is None else settings.first_task_epochs
@@ -60,6 +61,17 @@ def resolve(settings: Settings, image_size: int | None = None) -> Resolved:
         method=method,
         **recipes,
     )
+
+
+def _refuse_misplaced(overrides: Mapping[str, Any], cls: type) -> None:
+    """Raise where something of a recipe is given as if it were the method's."""
+    for name in overrides:
+        if name in options(Recipe) and name not in options(getattr(cls, "Settings", Recipe)):
+            both = f", or --{name.replace('_', '-')} for both" if name in options(Settings) else ""
+            raise SettingsError(
+                f"{name!r} is part of a recipe: first_task.{name} is for the first task, later.{name} for the others"
+                f"{both}."
+            )
 
 
 def split_overrides(settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -9,11 +9,14 @@ import abc
 import importlib
 import inspect
 import pkgutil
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from efcil.data.images import Dataset
+import numpy as np
+
+from efcil.data.images import Dataset, ImageSet
 from efcil.errors import DataError, SettingsError, unknown
 
 
@@ -22,7 +25,7 @@ class SourceOptions:
     """What can be asked of a source beyond where its files are."""
 
     cache: Path | None = None  # folder for decoded images; None: as described in efcil.data.cache
-    held_out: float | None = None  # share of each class that becomes the test set, where the files do not say
+    held_out: float | None = None  # share of each class's training images that becomes the test set
     image_size: int | None = None  # side of the square images, where the files do not say
     seed: int = 0  # of the choice of held-out images
     workers: int | None = None  # threads that decode; None: one per processor core
@@ -36,7 +39,7 @@ class Source(abc.ABC):
     description: ClassVar[str]  # one line
     expected: ClassVar[str]  # which files are expected where, and how to get them
     needs_path: ClassVar[bool]
-    splits_itself: ClassVar[bool] = True  # it comes with its own test set, so `held_out` has no meaning
+    splits_itself: ClassVar[bool] = True  # it comes with its own test set, whose place held-out images may take
     fixed_size: ClassVar[int | None] = None  # the side of its images, where that cannot be chosen
 
     @abc.abstractmethod
@@ -49,8 +52,8 @@ class Source(abc.ABC):
             raise DataError(f"{self.title} needs a path to its files. {self.expected}")
         if path is not None and not path.exists():
             raise DataError(f"{path} does not exist. {self.expected}")
-        if options.held_out is not None and self.splits_itself:
-            raise SettingsError(f"{self.title} comes with its own test set, so held_out cannot be set. Leave it out.")
+        if options.held_out is not None and not 0 < options.held_out < 1:
+            raise SettingsError(f"held_out is a share between 0 and 1, for example 0.2; {options.held_out} is not.")
         if self.fixed_size is not None and options.image_size not in (None, self.fixed_size):
             raise SettingsError(
                 f"{self.title} images are {self.fixed_size} x {self.fixed_size} pixels, so image_size cannot be "
@@ -82,4 +85,28 @@ def load_dataset(name: str, path: Path | None = None, options: SourceOptions | N
     source, options = available[name], options or SourceOptions()
     path = None if path is None else path.expanduser()
     source.check(path, options)
-    return source.load(path, options)
+    if options.held_out is None or not source.splits_itself:
+        return source.load(path, options)
+    return held_out_of(source.load(path, replace(options, held_out=None)), options.held_out, options.seed)
+
+
+def held_out_of(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """Return the dataset with a share of each class's training images in place of its test images."""
+    labels = dataset.train.labels
+    rows = []
+    for label, name in enumerate(dataset.class_names):
+        members = np.flatnonzero(labels == label)
+        if len(members) == 1:
+            raise DataError(f"Class {name!r} has one training image, which cannot be held out and trained with too.")
+        rows.append(members[held_out_choice(len(members), share, seed, name)])
+    chosen = np.sort(np.concatenate(rows))
+    kept = np.setdiff1d(np.arange(len(labels)), chosen)
+    train, test = (ImageSet(dataset.train.images[each], labels[each]) for each in (kept, chosen))
+    return replace(dataset, train=train, test=test)
+
+
+def held_out_choice(count: int, share: float, seed: int, name: str) -> list[int]:
+    """Return which of the `count` images of a class are held out, in order: at least one, and never all."""
+    held_out = min(max(1, round(count * share)), count - 1)
+    # Seeded with the class's name too: adding a class leaves the choice in all others as it was.
+    return sorted(random.Random(f"{seed}/{name}").sample(range(count), max(held_out, 0)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 from efcil.data.cache import Allocate, Built, Request, load_or_build
 from efcil.data.checksum import checksum_listing
 from efcil.data.decode import SAMPLED_SIDES, SUFFIXES, Encoded, Fit, short_side, usual_side
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
-from efcil.data.sources import Source, SourceOptions
+from efcil.data.sources import Source, SourceOptions, held_out_choice
 from efcil.data.sources.listing import Files, build_from_files, images_of_class, labelled, visible_folders
 from efcil.errors import DataError, SettingsError
 
@@ -93,8 +92,6 @@ class Folder(Source):
         return tuple(names), splits
 
     def _held_out_splits(self, root: Path, share: float, seed: int) -> tuple[tuple[str, ...], dict[str, Files]]:
-        if not 0 < share < 1:
-            raise SettingsError(f"held_out is a share between 0 and 1, for example 0.2; {share} is not.")
         names = self._class_folders(root)
         kept, held_out = [], []
         for name in names:
@@ -104,9 +101,7 @@ class Folder(Source):
                     f"The class folder {root / name} holds a single image, which cannot be both for training and for "
                     "testing. Add images to it, or remove the folder."
                 )
-            count = min(max(1, round(len(images) * share)), len(images) - 1)
-            # Seeded with the class's name too: adding a class leaves the choice in all others as it was.
-            chosen = set(random.Random(f"{seed}/{name}").sample(range(len(images)), count))
+            chosen = set(held_out_choice(len(images), share, seed, name))
             kept.append([image for index, image in enumerate(images) if index not in chosen])
             held_out.append([image for index, image in enumerate(images) if index in chosen])
         return tuple(names), {"train": labelled(kept), "test": labelled(held_out)}
