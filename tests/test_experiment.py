@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from efcil import files, methods
 from efcil.cli import main
@@ -34,7 +36,7 @@ from efcil.errors import DataError, GridError, SettingsError, TrainingError
 from efcil.evaluation.metrics import summarise
 from efcil.experiment import run as run_module
 from efcil.experiment import run_grid, run_one, workers
-from efcil.experiment.first_tasks import FOLDER, STEM, digest, fingerprint
+from efcil.experiment.first_tasks import FOLDER, STEM, data_digest, digest, fingerprint
 from efcil.experiment.run import Run, make_run_scenario
 from efcil.experiment.summary import source_digest
 from efcil.network.incremental import fresh_network
@@ -148,7 +150,9 @@ class TestRunFolder:
         order = summary["class_order"]
         assert sorted(order) == list(range(10))
         assert summary["class_names"] == [digits.class_names[original] for original in order]
-        assert summary["execution"] == {"device": "cpu", "precision": "fp32", "path": "plain", "deterministic": False}
+        way = {"device": "cpu", "precision": "fp32", "path": "plain", "deterministic": False}
+        assert summary["execution"] == way | {"threads": torch.get_num_threads()}
+        assert summary["data"] == data_digest(digits)
         assert {"torch", "efcil", "python"} <= summary["versions"].keys()
         assert summary["seconds"].keys() == {"start_up", "train", "statistics", "evaluation", "total"}
         parts = [seconds for name, seconds in summary["seconds"].items() if name != "total"]
@@ -355,6 +359,75 @@ def test_runs_of_another_version_of_an_own_method_are_told_apart(
             known.cache_clear()
 
 
+def test_a_task_that_was_under_way_with_another_version_of_an_own_method_begins_anew(
+    few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(method="mine", **TWO_TASKS)
+    file = tmp_path / "mine.py"
+    monkeypatch.setenv(methods.VARIABLE, str(file))
+
+    def run(text: str, output: str, stop: StopRequest | None = None) -> RunFolder:
+        file.write_text(text)
+        for known in (methods.available, source_digest):
+            known.cache_clear()
+        return RunFolder(run_one(settings, tmp_path / output, few, stop=stop))
+
+    try:
+        edited = OWN_METHOD + "    trains_normalisation = False\n"
+        whole = run(edited, "whole")
+        for output, text, told in (("same", OWN_METHOD, "going on in task 2"), ("edited", edited, "it begins anew")):
+            with monkeypatch.context() as patch, pytest.raises(Interrupted):
+                run(OWN_METHOD, output, stop_after(3, patch))
+            capsys.readouterr()
+            ended = run(text, output)
+            said = capsys.readouterr().out
+            assert told in said
+            assert ("The first 1 tasks were learned with another version of mine." in said) == (output == "edited")
+            assert same(ended, whole) == (output == "edited")
+    finally:
+        monkeypatch.undo()
+        for known in (methods.available, source_digest):
+            known.cache_clear()
+
+
+# -- images that change ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_does_not_go_on_with_other_images(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(method="finetune", **TWO_TASKS)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        run_one(settings, tmp_path, few, quiet=True, stop=stop_after(3, patch))
+    other = dataclasses.replace(few, test=ImageSet(few.test.images[1:], few.test.labels[1:]))
+    with pytest.raises(CheckpointError, match=r"The images have changed since the run in .* was begun"):
+        run_one(settings, tmp_path, other, quiet=True)
+    run_one(settings, tmp_path, few, quiet=True)
+
+
+def test_a_finished_run_of_a_folder_says_that_its_images_have_changed(
+    digits: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for label in range(4):
+        place = tmp_path / "mine" / f"c{label}"
+        place.mkdir(parents=True)
+        for number, row in enumerate(np.flatnonzero(digits.train.labels == label)[:6]):
+            Image.fromarray(digits.train.images[row]).save(place / f"{number}.png")
+    settings = Settings(
+        method="finetune", dataset="folder", data=str(tmp_path / "mine"), held_out=0.3, network="slim", **TWO_TASKS
+    )
+
+    def told() -> str:
+        (path,) = run_grid([settings], tmp_path / "runs")
+        said = capsys.readouterr().out
+        return said.split(f"{path}: finished before, skipped.")[-1].strip()
+
+    told()
+    assert told() == ""
+    Image.fromarray(digits.train.images[0]).save(tmp_path / "mine" / "c0" / "new.png")
+    assert told().startswith("The images have changed since; delete ")
+    shutil.rmtree(tmp_path / "mine")
+    assert told() == ""  # a finished run can do without its images
+
+
 # -- the first task --------------------------------------------------------------------------------------------------
 
 
@@ -429,6 +502,9 @@ class TestFirstTask:
         ]
         assert len({fingerprint(variant) for variant in variants}) == len(variants)
         assert fingerprint(few) == fingerprint(dataclasses.replace(few))
+        tested = dataclasses.replace(few, test=ImageSet(few.test.images[1:], few.test.labels[1:]))
+        assert fingerprint(tested) == fingerprint(few)
+        assert len({data_digest(variant) for variant in [*variants, tested]}) == len(variants) + 1
 
     def test_a_damaged_one_is_trained_again(self, few: Dataset, tmp_path: Path) -> None:
         settings = Settings(method="finetune", **TWO_TASKS)
@@ -451,6 +527,9 @@ class TestFirstTask:
         naps = []
         sleep = files.time.sleep
 
+        count = time.perf_counter
+        monkeypatch.setattr(time, "perf_counter", lambda: count() + 3600.0 * len(naps))
+
         def wake(seconds: float) -> None:
             if seconds != files.POLL_SECONDS:  # somebody else's nap
                 return sleep(seconds)
@@ -462,6 +541,8 @@ class TestFirstTask:
         monkeypatch.setattr(files.time, "sleep", wake)
         run_one(settings, tmp_path, few, quiet=True, fingerprint="0")
         assert len(naps) == 2
+        seconds = run.folder.read_summary()["seconds"]
+        assert seconds["total"] < 3600, "waiting is not work"
         log = run.folder.log_file.read_text()
         assert log.count(f"waiting for the first task, which another process (number {os.getpid()}) is training") == 1
 

@@ -83,6 +83,15 @@ def test_a_log_holds_whatever_names_there_are(tmp_path: Path) -> None:
     assert (tmp_path / "log.txt").read_text() == "odd \\udcff name\n"
 
 
+def test_a_reader_that_has_gone_stops_nothing(tmp_path: Path) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    tell(Progress(3, tmp_path / "log.txt", stream=Gone()), epochs=20)
+    assert (tmp_path / "log.txt").read_text().splitlines()[-1] == "task 2 done"
+
+
 def test_bars_on_a_terminal(tmp_path: Path) -> None:
     stream = Terminal()
     tell(Progress(3, tmp_path / "log.txt", stream=stream), epochs=4)

@@ -53,7 +53,7 @@ def test_from_a_saved_model_as_in_one_go(method: str, digits: Any, tmp_path: Pat
         for name in options(methods.get(method).Settings)
         for end, value in short.items()
         if name.endswith(end)
-    }
+    } | ({"adapter": "mlp"} if method == "adagauss" else {})
     at_once = quick(method=method, settings=own or None)
     for task in tasks:
         at_once.partial_fit(*task)

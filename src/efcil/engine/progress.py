@@ -65,10 +65,13 @@ class Progress:
         self.log(text)
         if self.quiet:
             return
-        if self._bars is not None:
-            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, file=self.stream, flush=True)
+        try:
+            if self._bars is not None:
+                self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                print(text, file=self.stream, flush=True)
+        except BrokenPipeError:  # whoever was reading has gone; the log has it, and training goes on
+            self.quiet = True
 
     def log(self, text: str) -> None:
         """Log some lines without printing them.

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 import efcil
-from efcil.data.images import Dataset
+from efcil.data.images import Dataset, ImageSet
 from efcil.engine import checkpoint
 from efcil.settings import Recipe
 
@@ -29,14 +29,21 @@ SAMPLED_IMAGES = 1024
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return a digest of a dataset: its labels, classes and normalisation in full, and up to 1,024 of its images."""
-    images, labels = dataset.train.images, dataset.train.labels
-    total = hashlib.sha256()
-    facts = [dataset.name, images.shape, dataset.class_names, dataset.mean, dataset.std]
-    total.update(json.dumps(facts).encode())
-    total.update(np.ascontiguousarray(labels).tobytes())
+    """Return a digest of what is trained on: labels, classes and normalisation in full, up to 1,024 of the images."""
+    facts = [dataset.name, dataset.train.images.shape, dataset.class_names, dataset.mean, dataset.std]
+    return _digest(facts, dataset.train)
+
+
+def data_digest(dataset: Dataset, training: str | None = None) -> str:
+    """Return a digest of all of a dataset, its test images too. `training` is its fingerprint, if that is known."""
+    return _digest([training or fingerprint(dataset), dataset.test.images.shape], dataset.test)[:16]
+
+
+def _digest(facts: Sequence[Any], images: ImageSet) -> str:
+    total = hashlib.sha256(json.dumps(facts).encode())
+    total.update(np.ascontiguousarray(images.labels).tobytes())
     for row in np.unique(np.linspace(0, len(images) - 1, SAMPLED_IMAGES).astype(int)):
-        total.update(np.ascontiguousarray(images[row]).tobytes())
+        total.update(np.ascontiguousarray(images.images[row]).tobytes())
     return total.hexdigest()
 
 

@@ -20,6 +20,7 @@ from efcil.experiment import first_tasks
 from efcil.experiment.run import run_one
 from efcil.experiment.summary import source_digest, told_if_finished
 from efcil.experiment.workers import Job, run_jobs
+from efcil.presets import load_preset
 from efcil.runfolder import locate
 from efcil.settings import Settings
 
@@ -69,7 +70,8 @@ def run_grid(
 
     def say(text: str) -> None:
         if not quiet:
-            print(text, flush=True)
+            with suppress(BrokenPipeError):  # whoever was reading has gone; training goes on
+                print(text, flush=True)
 
     for each in settings:
         source_digest(each.method)  # now: the files may be edited while earlier runs train
@@ -111,7 +113,7 @@ def _run_in_turn(
     stop = StopRequest()
     for number, each in enumerate(settings):
         try:
-            if _is_finished(each, output, say):
+            if _is_finished(each, output, say, shelf):
                 continue
             if stop.requested:  # during the last moments of the run before, which has finished since
                 place = locate(output, each).path
@@ -149,7 +151,7 @@ def _run_beside_each_other(
     jobs: list[Job] = []
     for number, each in enumerate(settings):
         try:
-            if not _is_finished(each, output, say):
+            if not _is_finished(each, output, say, shelf):
                 # Loading here also decodes the images before several processes want to.
                 jobs.append(_job(number, each, output, shelf.get(each)))
         except Exception as error:
@@ -168,8 +170,16 @@ def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job
     return Job(number, settings, run.folder.path, (key, run.store.place(key)))
 
 
-def _is_finished(settings: Settings, output: Path, say: Callable[[str], None]) -> bool:
-    finished = told_if_finished(locate(output, settings), settings)
+def _is_finished(settings: Settings, output: Path, say: Callable[[str], None], shelf: DataShelf) -> bool:
+    def now() -> str | None:
+        with suppress(EfcilError, OSError):  # a finished run can do without its images
+            loaded = shelf.get(settings)
+            return first_tasks.data_digest(loaded.dataset, loaded.fingerprint)
+        return None
+
+    # Published datasets do not change; looking at them would take time for nothing.
+    own = load_preset(settings.dataset).named_by_data
+    finished = told_if_finished(locate(output, settings), settings, now if own else None)
     if finished is not None:
         say(finished)
     return finished is not None

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import math
 import os
+import time
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ from efcil.errors import DataError, EfcilError
 from efcil.evaluation.metrics import step_accuracy
 from efcil.experiment import first_tasks, state
 from efcil.experiment.first_tasks import FirstTaskRecord, FirstTaskStore
-from efcil.experiment.summary import summarise_run, told_if_finished
+from efcil.experiment.summary import source_digest, summarise_run, told_if_finished
 from efcil.experiment.training import interrupted, train
 from efcil.files import locked, refuse_unwritable
 from efcil.methods.base import Method, Task
@@ -135,6 +136,9 @@ class Run:
         self.output = output
         self.dataset = dataset
         self.fingerprint = fingerprint
+        self.data = first_tasks.data_digest(dataset, fingerprint)
+        #: What the file of a method that is the user's own has in it; those of efcil change with its version.
+        self.own_method = None if settings.method in methods.bundled() else source_digest(settings.method)
         self.folder = locate(output, settings)
         self.partial = self.folder.path / "partial"
         self.store = FirstTaskStore(output)
@@ -283,7 +287,10 @@ class Run:
         key = first_tasks.digest(description)
         if index == 0:
             self.first_task_key = key
+        asked = time.perf_counter()
         with locked(self.store.lock(key), self._wait_for_first_task):
+            # What another process has trained meanwhile is counted as this one's own below.
+            self.clock.credit(None, asked - time.perf_counter())
             record = self.store.load(key)
             if record is not None:
                 self.progress.say(f"task {index + 1}: trained before, taken from {self.store.place(key)}")

@@ -46,6 +46,15 @@ def restore(run: Run) -> None:
             raise CheckpointError(
                 f"The state in {run.folder.model} belongs to another run. Remove {run.folder.path} to start again."
             )
+        if facts.get("data", run.data) != run.data:
+            raise CheckpointError(
+                f"The images have changed since the run in {run.folder.path} was begun. Bring the old ones back to go "
+                "on with it, or remove that folder to start again."
+            )
+        if facts.get("own_method", run.own_method) != run.own_method:
+            run.progress.say(
+                f"The first {facts['completed']} tasks were learned with another version of {run.settings.method}."
+            )
         run.completed = facts["completed"]
         run.agnostic = np.array(facts["agnostic"], dtype=float)
         run.aware = np.array(facts["aware"], dtype=float)
@@ -72,6 +81,8 @@ def _facts(run: Run, method: Method) -> dict[str, Any]:
         "class_order": list(run.scenario.order),
         "class_names": [names[original] for original in run.scenario.order],
         "dataset": run.dataset.name,
+        "data": run.data,
+        "own_method": run.own_method,
         "image_size": run.dataset.image_size,
         "normalisation": dataclasses.asdict(run.normalisation),
         "network": run.resolved.network,

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import math
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,15 +38,20 @@ def _source(method: str) -> Path:
     return Path(sys.modules[methods.get(method).__module__].__file__ or "")
 
 
-def told_if_finished(folder: RunFolder, settings: Settings) -> str | None:
+def told_if_finished(folder: RunFolder, settings: Settings, data: Callable[[], str | None] | None = None) -> str | None:
     """Return what to say of a run that has finished before, None where it has not.
 
-    That includes whether a method of the user's own has changed since; those of efcil change with its version.
+    That includes whether a method of the user's own has changed since; those of efcil change with its version. So may
+    images of the user's own: `data` gives the digest of what is there now, None where it cannot be had.
     """
     if not folder.is_finished(settings):
         return None
     text = f"{folder.path}: finished before, skipped."
-    made_with, now = folder.read_summary().get("method_source"), source_digest(settings.method)
+    summary = folder.read_summary()
+    trained_on = summary.get("data")
+    if data is not None and trained_on is not None and data() not in (None, trained_on):
+        text += f" The images have changed since; delete {folder.path} to train it again."
+    made_with, now = summary.get("method_source"), source_digest(settings.method)
     if settings.method in methods.bundled() or None in (made_with, now) or made_with == now:
         return text
     file = _source(settings.method)
@@ -64,6 +70,7 @@ def summarise_run(run: Run, method: Method) -> dict[str, Any]:
         "method_source": source_digest(settings.method),
         "label": label(settings),
         "dataset": run.dataset.name,
+        "data": run.data,
         "scenario": scenario.name,
         "seed": settings.seed,
         "A_step": metrics.last_step_accuracy,

@@ -30,6 +30,7 @@ def train(run: Run, index: int, trainer: Trainer, key: str | None) -> None:
             "task": index,
             "key": key,
             "execution": run.executed,
+            "own_method": run.own_method,
             "efcil": efcil.__version__,
             "position": dataclasses.asdict(now),
             "epochs": run.history,
@@ -72,7 +73,14 @@ def _resume(run: Run, index: int, trainer: Trainer, key: str | None) -> Position
     if facts["task"] != index or facts["key"] != key:
         return None
     if facts["execution"] != run.executed or facts["efcil"] != efcil.__version__:
-        run.progress.say(f"Task {index + 1} was under way with other hardware, precision or efcil; it begins anew.")
+        run.progress.say(
+            f"Task {index + 1} was under way with other hardware, precision, threads or efcil; it begins anew."
+        )
+        return None
+    if facts.get("own_method", run.own_method) != run.own_method:
+        run.progress.say(
+            f"Task {index + 1} was under way with another version of {run.settings.method}; it begins anew."
+        )
         return None
     checkpoint.restore_training(trainer, saved.tensors)
     position = Position(**facts["position"])
