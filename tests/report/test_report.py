@@ -165,7 +165,7 @@ def test_csv_can_be_read_back(runs: Path) -> None:
     assert rows[0]["seeds"] == "0 1 5"
     assert float(rows[0]["A_step_mean"]) == pytest.approx(42.0)
     assert rows[0]["A_step_paper_mean"] == "43.62"
-    assert rows[1]["A_step_std"] == "-"
+    assert rows[1]["A_step_std"] == ""  # not a dash: the column is one of numbers
     assert rows[2]["forgetting_mean"] == ""
 
 
@@ -197,6 +197,27 @@ class TestNotes:
             "seeds of different ways of computing: bf16 fused (seed 0), fp32 plain (seed 1), "
             "fp32 plain deterministic (seed 2)"
         )
+
+    def test_seeds_of_other_images_or_numbers_of_threads(self, tmp_path: Path) -> None:
+        images = [{"data": letter * 16} for letter in "ab"]
+        assert notes(tmp_path / "one", images) == ("seeds of different images: aaaaaaaa (seed 0), bbbbbbbb (seed 1)",)
+        (note,) = notes(
+            tmp_path / "two", [{"execution": execution("fp32", "plain") | {"threads": threads}} for threads in (1, 8)]
+        )
+        assert note == (
+            "seeds of different ways of computing: fp32 plain with 1 threads (seed 0), "
+            "fp32 plain with 8 threads (seed 1)"
+        )
+
+    def test_names_cut_short_for_folders_are_spelled_out(self, tmp_path: Path) -> None:
+        overrides = {"damping": 0.2, "drift_sigma": 0.3, "efm_weight": 5.0, "first_task.learning_rate": 0.0021}
+        overrides |= {"jitter": 1e-4}
+        settings = Settings(method="efc", dataset="cifar100", scenario="cs10", overrides=overrides)
+        short, whole = label(settings), label(settings, whole=True)
+        assert short != whole
+        run = write_run(tmp_path, "cifar100", "cs10", short, 0)
+        run.write_settings(settings)
+        assert table([run]).rows[0].notes == (f"in full: {whole}",)
 
     def test_means_of_fewer_seeds_than_there_are(self, tmp_path: Path) -> None:
         beside = {"heads": {"A_step": 1.0, "A_inc": None}}

@@ -162,7 +162,7 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
 def _csv_cells(value: Statistic | None) -> list[str]:
     if value is None:
         return ["", "", "0"]
-    return [f"{value.mean:.4f}", "-" if value.std is None else f"{value.std:.4f}", str(value.count)]
+    return [f"{value.mean:.4f}", "" if value.std is None else f"{value.std:.4f}", str(value.count)]
 
 
 FORMATS: dict[str, Callable[[Table, Sequence[str]], str]] = {

@@ -131,7 +131,9 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
         paper=paper,
         classifiers={"own": own, **others} if others else {},
         notes=(
+            *_in_full(name, members[0][0]),
             *(f"with the presets and defaults of today this is called {other}" for other in sorted(today - {name})),
+            *_differences(summaries, "images", _data),
             *_differences(summaries, "versions of the method", _version),
             *_unlike([run for run, _ in members]),
             *_differences(summaries, "ways of computing", _computing),
@@ -181,8 +183,22 @@ def _name_today(run: RunFolder) -> str | None:
         return None
 
 
+def _in_full(name: str, run: RunFolder) -> tuple[str, ...]:
+    """Return a note that spells a label out which was cut short for the sake of folders."""
+    with suppress(EfcilError):
+        whole = label(run.read_settings(), whole=True)
+        if whole != name and label(run.read_settings()) == name:
+            return (f"in full: {whole}",)
+    return ()
+
+
 def _version(summary: dict[str, Any]) -> str | None:
     digest = summary.get("method_source")
+    return digest[:8] if isinstance(digest, str) else None
+
+
+def _data(summary: dict[str, Any]) -> str | None:
+    digest = summary.get("data")
     return digest[:8] if isinstance(digest, str) else None
 
 
@@ -190,7 +206,9 @@ def _computing(summary: dict[str, Any]) -> str | None:
     execution = mapping(summary, "execution")
     if not {"precision", "path", "deterministic"} <= execution.keys():
         return None
-    return f"{execution['precision']} {execution['path']}" + (" deterministic" if execution["deterministic"] else "")
+    threads = f" with {execution['threads']} threads" if "threads" in execution else ""
+    deterministic = " deterministic" if execution["deterministic"] else ""
+    return f"{execution['precision']} {execution['path']}{deterministic}{threads}"
 
 
 def _missing(ours: dict[str, Statistic], others: dict[str, dict[str, Statistic]], seeds: int) -> tuple[str, ...]:
