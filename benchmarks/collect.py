@@ -250,6 +250,8 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, default=README, help="the README")
     parser.add_argument("--replace", action="store_true", help="let these runs take the place of those in the files")
     options = parser.parse_args()
+    if absent := [str(path) for path in options.runs if not path.exists()]:
+        parser.error(f"{', '.join(absent)} does not exist")
     new: dict[str, list[dict[str, str]]] = {}
     for run in find_runs(options.runs):
         if run.summary_file.exists():

@@ -597,6 +597,13 @@ def test_files_of_class_orders_are_found_from_any_folder(tmp_path: Path, monkeyp
     assert label(file) == "efc+class_order=mine"
 
 
+def test_a_class_order_that_is_always_the_same_takes_no_seed() -> None:
+    with pytest.raises(SettingsError, match="'class_seed' would change nothing: the class order icarl"):
+        planned("--class-order icarl --class-seed 0 1")
+    runs = planned("--class-order efc icarl --class-seed 3 4")
+    assert [(run.class_order, run.class_seed) for run in runs] == [("efc", 3), ("efc", 4), ("icarl", None)]
+
+
 class TestPresets:
     def test_every_preset_loads_and_names_what_exists(self) -> None:
         from efcil.data.augment import AUGMENTATIONS

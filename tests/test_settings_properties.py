@@ -120,6 +120,8 @@ def test_yaml_round_trips(wanted: Settings, data: str | None, tmp_path: Path) ->
 def test_flags_round_trip(wanted: Settings) -> None:
     while idle_overrides(wanted):  # would be refused; without it, something else may have no use any more
         wanted = without_idle(wanted)
+    if wanted.class_order != "efc":  # so would a seed of it
+        wanted = dataclasses.replace(wanted, class_seed=None)
     parser, _ = build_parser()
     assert plan(parser.parse_args(["run", *as_flags(wanted)])) == [wanted]
 

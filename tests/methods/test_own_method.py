@@ -152,6 +152,8 @@ def test_installed_packages_are_asked(tmp_path: Path, monkeypatch: pytest.Monkey
         (None, "does not exist"),
         ("raise RuntimeError('boom')", r"mine\.py failed: RuntimeError: boom"),
         (NAMED.format(name="efc"), "Two methods are called 'efc'"),
+        (NAMED.format(name=""), "defines no method: a subclass of Method with a name"),
+        ("", "defines no method"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(

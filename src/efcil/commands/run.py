@@ -121,7 +121,7 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
         values["data"] = _data_path(values)
     if "class_order" in values:
         values["class_order"] = _class_orders(values["class_order"])
-    runs = _validated(share_overrides(expand(values)))
+    runs = _validated(_with_seeds_of_use(share_overrides(expand(values)), "class_seed" in given))
     refuse_idle(runs, typed)
     # What is of use to other runs of a grid alone is left out.
     return _distinct([without_idle(run, typed) for run in runs])
@@ -168,6 +168,18 @@ def _validated(grid: Sequence[Settings]) -> list[Settings]:
                 raise
             raise type(error)(f"{error} (Nothing has been trained.)") from None
     return checked
+
+
+def _with_seeds_of_use(runs: Sequence[Settings], typed: bool) -> list[Settings]:
+    """Return the runs without a seed of the class order, just `typed`, where that order needs none."""
+    shuffled = [run.class_order == "efc" for run in runs]
+    if typed and not any(shuffled):
+        raise SettingsError(
+            f"Setting 'class_seed' would change nothing: the class order {runs[0].class_order} is always the same. "
+            "Leave it out, or use the class order efc."
+        )
+    kept = zip(runs, shuffled, strict=True)
+    return [run if shuffle or not typed else dataclasses.replace(run, class_seed=None) for run, shuffle in kept]
 
 
 def _class_orders(named: Any) -> Any:

@@ -31,15 +31,19 @@ def available() -> dict[str, type[Method]]:
     """Return all methods by name."""
     found: dict[str, type[Method]] = {}
     for module in _modules():
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__:
-                name = vars(value).get("name")
-                if name and found.setdefault(name, value) is not value:
-                    raise SettingsError(
-                        f"Two methods are called {name!r}: one in {found[name].__module__}, one in {module.__file__}. "
-                        "Give yours another name."
-                    )
+        for name, value in _methods_of(module).items():
+            if found.setdefault(name, value) is not value:
+                raise SettingsError(
+                    f"Two methods are called {name!r}: one in {found[name].__module__}, one in {module.__file__}. "
+                    "Give yours another name."
+                )
     return dict(sorted(found.items()))
+
+
+def _methods_of(module: ModuleType) -> dict[str, type[Method]]:
+    """Return the methods that a module defines, those that have a name."""
+    kinds = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Method))
+    return {vars(kind)["name"]: kind for kind in kinds if kind.__module__ == module.__name__ and vars(kind).get("name")}
 
 
 def bundled() -> dict[str, type[Method]]:
@@ -67,7 +71,13 @@ def _modules() -> Iterator[ModuleType]:
         if not place.exists():
             raise SettingsError(f"${VARIABLE} names {place}, which does not exist.")
         for file in sorted(place.glob("*.py")) if place.is_dir() else [place]:
-            yield _from_file(file)
+            module = _from_file(file)
+            if file == place and not _methods_of(module):
+                raise SettingsError(
+                    f"${VARIABLE} names {file}, which defines no method: a subclass of Method with a name of its own "
+                    '(name = "mine").'
+                )
+            yield module
 
 
 def _from_file(file: Path) -> ModuleType:
