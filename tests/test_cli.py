@@ -96,7 +96,7 @@ class TestRun:
 
     def test_every_flag_reaches_the_settings(self, trained: Recorder) -> None:
         command = (
-            "run --method efc --tasks 3 --first-task-classes 4 --class-order natural --class-seed 7 --seed 2 "
+            "run --method efc --tasks 3 --first-task-classes 4 --class-seed 7 --seed 2 "
             "--network resnet18 --augmentation none --epochs 3 --first-task-epochs 4 --batch-size 8 --device cpu "
             "--precision fp32 --path plain --deterministic --set efm_weight=2 later.learning_rate=1e-2 --set damping=1"
         )
@@ -107,7 +107,6 @@ class TestRun:
                 scenario="custom",
                 tasks=3,
                 first_task_classes=4,
-                class_order="natural",
                 class_seed=7,
                 seed=2,
                 network="resnet18",
@@ -122,6 +121,10 @@ class TestRun:
                 overrides={"efm_weight": 2.0, "later.learning_rate": 0.01, "damping": 1.0},
             )
         ]
+
+    def test_the_class_order_reaches_the_settings(self, trained: Recorder) -> None:
+        assert main(["run", "--method", "efc", "--class-order", "natural"]) == 0  # it would refuse a seed of it
+        assert trained.settings == [Settings(method="efc", class_order="natural")]
 
     def test_settings_of_a_method_go_to_the_methods_that_have_them(self, trained: Recorder) -> None:
         assert main(["run", "--method", "efc", "finetune", "--set", "efm_weight=2", "later.epochs=3"]) == 0
