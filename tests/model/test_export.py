@@ -129,3 +129,14 @@ def test_mistakes(trained: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "file").write_text("")
     assert main(["export", str(trained), "--to", "torch", "--output", str(tmp_path / "file" / "x.pt2")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_files_of_the_model_itself_are_not_written_over(model_folder: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("efcil.model.export.export", pytest.fail)
+    monkeypatch.chdir(model_folder)
+    before = {path.name: path.read_bytes() for path in model_folder.iterdir()}
+    for place in (model_folder, Path(), Path("..", model_folder.name)):
+        for name in before:
+            assert main(["export", str(model_folder), "--to", "torch", "--output", str(place / name)]) == 2
+            assert "is a file of the model itself. Choose another --output." in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in model_folder.iterdir()} == before

@@ -192,6 +192,32 @@ def test_an_unfinished_task_that_was_finished_after_all_is_forgotten(
     assert not (interrupted / "partial").exists()
 
 
+@pytest.mark.parametrize("flags", [(), ("--more",), ("--discard",)])
+def test_tensors_without_their_card_are_not_replaced(
+    flags: tuple[str, ...], uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """As in a folder that was restored by halves."""
+    model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
+    (model / "model.json").unlink()
+    (tensors,) = model.glob("model-*.safetensors")
+    content = tensors.read_bytes()
+    assert learn(model, folders / "first", *QUICK, "--epochs", "1", *flags) == 2
+    assert f"has the tensors of a model ({tensors.name}), but no model.json" in capsys.readouterr().err
+    assert tensors.read_bytes() == content
+
+
+def test_tensors_of_a_first_task_that_was_killed_while_it_was_saved(
+    folders: Path, uninterrupted: Path, tmp_path: Path, impatient: Any, monkeypatch: Any
+) -> None:
+    """The task can be gone on with, and makes them again."""
+    model = tmp_path / "model"
+    assert learn(model, folders / "first", *QUICK, "--epochs", "1") == 130
+    monkeypatch.undo()
+    shutil.copy(next(uninterrupted.glob("model-*.safetensors")), model)
+    assert learn(model, folders / "first", *QUICK, "--epochs", "1") == 0
+    assert Model.load(model, "cpu").card.labels == ["digit-0", "digit-1"]
+
+
 def test_known_classes_are_refused_unless_more_is_said(
     uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any
 ) -> None:

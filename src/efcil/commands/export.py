@@ -35,6 +35,17 @@ def execute(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.model.expanduser()
     model = Model.load(folder, device="cpu")
     file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
+    _refuse_own(folder, file)
     difference = export(model, arguments.to, file)
     print(f"{file}: {len(model.card.classes)} classes, at most {difference:.1e} from the original.")
     return 0
+
+
+def _refuse_own(folder: Path, file: Path) -> None:
+    """Refuse to write over a file that the model itself consists of."""
+    from efcil.engine import checkpoint
+    from efcil.model import ModelError, format, from_run
+
+    own = any(checkpoint.owns(file.name, stem) for stem in (format.STEM, from_run.STEM))
+    if own and file.parent.resolve() == folder.resolve():
+        raise ModelError(f"{file} is a file of the model itself. Choose another --output.")

@@ -63,7 +63,15 @@ def execute(arguments: argparse.Namespace) -> int:
     from efcil.files import locked, refuse_full, refuse_unwritable
     from efcil.model import ModelError, format
     from efcil.model.images import gather_labelled
-    from efcil.model.learning import Keep, discard, learn, needed_bytes, refuse_lookalikes, unfinished_first_task
+    from efcil.model.learning import (
+        Keep,
+        discard,
+        learn,
+        needed_bytes,
+        refuse_lookalikes,
+        refuse_lost,
+        unfinished_first_task,
+    )
     from efcil.model.model import Model
 
     folder: Path = arguments.model.expanduser()
@@ -72,6 +80,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise ModelError(f"{folder} is the model of an experiment, which stays as it is. Learn in a folder of its own.")
     refuse_unwritable(folder, 0)
     with locked(folder / ".lock"), StopRequest() as stop:
+        refuse_lost(folder)
         if arguments.discard:
             discard(folder)
         given = _given(arguments)

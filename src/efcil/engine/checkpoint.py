@@ -104,6 +104,18 @@ def exists(folder: Path, stem: str = "state") -> bool:
     return (folder / f"{stem}.json").exists()
 
 
+def owns(name: str, stem: str = "state") -> bool:
+    """Say whether `name` is that of a file which checkpoints have."""
+    return name == f"{stem}.json" or _is_tensor_file(name, stem)
+
+
+def orphans(folder: Path, stem: str = "state") -> list[Path]:
+    """Return tensor files of a checkpoint whose description is missing."""
+    if exists(folder, stem):
+        return []
+    return sorted(file for file in folder.glob(f"{stem}-*.safetensors") if _is_tensor_file(file.name, stem))
+
+
 def describe(folder: Path, stem: str = "state") -> Description:
     """Read what a checkpoint says of itself, without its tensors; one that is not what was written raises."""
     file = folder / f"{stem}.json"

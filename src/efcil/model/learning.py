@@ -24,7 +24,7 @@ from efcil.engine.trainer import Position, Trainer
 from efcil.errors import EfcilError, some
 from efcil.methods.base import Method, Task
 from efcil.model.card import Card, LearnedClass, ModelError, Visit, encode_label, now, read_card
-from efcil.model.format import PARTIAL
+from efcil.model.format import PARTIAL, STEM
 from efcil.model.images import InputError, folder_label, sorted_classes
 from efcil.model.model import Model
 from efcil.model.more import learn_more
@@ -130,6 +130,16 @@ def unfinished_first_task(folder: Path) -> Card | None:
     except (EfcilError, KeyError, TypeError):
         return None
     return None if card.visits else card
+
+
+def refuse_lost(folder: Path) -> None:
+    """Refuse a folder that has the tensors of a model but not its model.json: a new model would replace them."""
+    lost = checkpoint.orphans(folder, STEM)
+    if lost and unfinished_first_task(folder) is None:
+        raise ModelError(
+            f"{folder} has the tensors of a model ({lost[0].name}), but no {STEM}.json to say what they are. Restore "
+            f"{STEM}.json from a copy, or choose another folder; if nobody needs these tensors, remove the file."
+        )
 
 
 # -- a task of new classes -------------------------------------------------------------------------------------------
