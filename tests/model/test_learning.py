@@ -134,7 +134,8 @@ def test_an_unfinished_task_is_not_lost_by_mistake(
     for arguments, message in (
         ((tmp_path / "other",), "in the middle of learning digit-2, and this command has other classes"),
         ((tmp_path / "changed",), "this command has other images"),
-        ((folders / "second", "--epochs", "2"), "this command has other settings"),
+        ((folders / "second", "--epochs", "2"), "this command has other settings (epochs is 2, was 3)"),
+        ((folders / "second", "--set", "later.learning_rate=1"), "(later.learning_rate is 1.0, was not set)"),
         ((folders / "first", "--more"), "in the middle of learning new classes"),
     ):
         data, *flags = arguments
@@ -155,13 +156,84 @@ def test_settings_of_an_unfinished_first_task_need_not_be_repeated(
     assert learn(model, folders / "first", *QUICK, "--epochs", "3") == 130
     monkeypatch.undo()
     capsys.readouterr()
-    for flags in (["--epochs", "2"], ["--image-size", "16"], ["--set", "efm_weight=3"]):
+    for flags, message in (
+        (["--epochs", "2"], "epochs is 2, was 3"),
+        (["--image-size", "16"], "image_size is 16, was 8"),
+        (["--set", "efm_weight=3"], "efm_weight is 3.0, was not set"),
+    ):
         assert learn(model, folders / "first", *flags, "--device", "cpu") == 2
-        assert "this command has other settings" in capsys.readouterr().err
+        assert f"this command has other settings ({message})" in capsys.readouterr().err
     assert learn(model, folders / "first", "--device", "cpu") == 0
     assert "going on in epoch" in capsys.readouterr().out
     assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 0
     assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
+def test_settings_of_an_unfinished_later_task_need_not_be_repeated(
+    folders: Path, tmp_path: Path, same: Any, capsys: Any, monkeypatch: Any
+) -> None:
+    models = [tmp_path / name for name in ("whole", "interrupted")]
+    flags = ("--epochs", "2", "--set", "later.learning_rate=0.002", "--device", "cpu")
+    for model in models:
+        assert learn(model, folders / "first", *QUICK, "--epochs", "1") == 0
+    assert learn(models[0], folders / "second", *flags) == 0
+    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    assert learn(models[1], folders / "second", *flags) == 130
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert learn(models[1], folders / "second", "--device", "cpu") == 0
+    assert "going on in epoch" in capsys.readouterr().out
+    whole, interrupted = (Model.load(model, "cpu") for model in models)
+    assert same(whole, interrupted)
+    assert whole.card.settings == interrupted.card.settings
+    assert whole.card.resolved == interrupted.card.resolved
+
+
+@pytest.mark.parametrize("damaged", ["tensors", "description"])
+def test_settings_of_a_damaged_first_task_are_not_forgotten(
+    damaged: str, folders: Path, tmp_path: Path, impatient: Any, capsys: Any, monkeypatch: Any
+) -> None:
+    model = tmp_path / "model"
+    flags = (*QUICK[2:], "--preset", "digits", "--epochs", "2", "--method", "lwf")
+    assert learn(model, folders / "first", *flags) == 130
+    monkeypatch.undo()
+    capsys.readouterr()
+    (tensors,) = (model / "partial").glob("*.safetensors")
+    (tensors if damaged == "tensors" else model / "partial" / "state.json").write_bytes(b"{")
+    if damaged == "tensors":
+        assert learn(model, folders / "first", "--device", "cpu") == 0
+        assert "begins anew" in capsys.readouterr().out
+    else:
+        assert learn(model, folders / "first", "--device", "cpu") == 2
+        assert "settings that it was begun with are not known any more" in capsys.readouterr().err
+        assert tensors.exists()
+        assert learn(model, folders / "first", *flags, "--discard") == 0
+    card = Model.load(model, "cpu").card
+    assert (card.settings.method, card.settings.epochs, card.image_size) == ("lwf", 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("data", "flags"),
+    [("second", ("--method", "nope")), ("second", ("--epochs", "0")), ("first", ()), ("second", ("--more",))],
+)
+def test_nothing_is_discarded_by_a_command_that_is_refused(
+    data: str, flags: tuple[str, ...], interrupted: Path, folders: Path
+) -> None:
+    before = {path: path.read_bytes() for path in (interrupted / "partial").iterdir()}
+    assert learn(interrupted, folders / data, "--device", "cpu", "--quiet", "--discard", *flags) == 2
+    assert {path: path.read_bytes() for path in (interrupted / "partial").iterdir()} == before
+
+
+def test_a_task_that_replaced_a_discarded_one_goes_on_without_the_flag(
+    interrupted: Path, folders: Path, impatient: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    flags = ("--device", "cpu", "--epochs", "2")
+    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    assert learn(interrupted, folders / "second", *flags, "--discard") == 130
+    assert "Give the same command again, without --discard, to go on." in capsys.readouterr().err
+    monkeypatch.undo()
+    assert learn(interrupted, folders / "second", *flags) == 0
+    assert "going on in epoch 1" in capsys.readouterr().out
 
 
 def test_an_unfinished_task_can_be_discarded(interrupted: Path, folders: Path, tmp_path: Path) -> None:
@@ -202,7 +274,7 @@ def test_tensors_without_their_card_are_not_replaced(
     (tensors,) = model.glob("model-*.safetensors")
     content = tensors.read_bytes()
     assert learn(model, folders / "first", *QUICK, "--epochs", "1", *flags) == 2
-    assert f"has the tensors of a model ({tensors.name}), but no model.json" in capsys.readouterr().err
+    assert f"has parts of a model ({tensors.name}), but no model.json" in capsys.readouterr().err
     assert tensors.read_bytes() == content
 
 

@@ -70,7 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
         needed_bytes,
         refuse_lookalikes,
         refuse_lost,
-        unfinished_first_task,
+        unfinished_task,
     )
     from efcil.model.model import Model
 
@@ -81,26 +81,22 @@ def execute(arguments: argparse.Namespace) -> int:
     refuse_unwritable(folder, 0)
     with locked(folder / ".lock"), StopRequest() as stop:
         refuse_lost(folder)
-        if arguments.discard:
-            discard(folder)
-        given = _given(arguments)
+        begun = None if arguments.discard else unfinished_task(folder)
         if format.exists(folder):
-            model = Model.load(folder, given.get("device", "auto"))
-            present = dataclasses.replace(model.card.settings, device="auto")
-            given["overrides"] = {**present.overrides, **given.get("overrides", {})}
-            model.change(dataclasses.replace(present, **given))
+            model = Model.load(folder, getattr(arguments, "device", "auto"))
+            if begun is None or begun.visits != model.card.visits:  # that one was finished, and not yet removed
+                begun = model.card
+            model.change(_wanted(arguments, begun.settings))
             refuse_lookalikes(model, labels)
         else:
-            begun = unfinished_first_task(folder)
             start = Settings(dataset="folder", classifier="auto") if begun is None else begun.settings
-            given["overrides"] = {**start.overrides, **given.get("overrides", {})}
-            settings = dataclasses.replace(start, **given)
+            settings = _wanted(arguments, start)
             natural = pictures.natural_size() if begun is None else begun.image_size
             model = Model.create(settings, settings.image_size or natural)
         refuse_full(folder, needed_bytes(model))
         tasks = len(model.card.task_sizes) + 1
         with Progress(tasks, quiet=arguments.quiet) as progress:
-            keep = Keep(folder / format.PARTIAL, stop, arguments.checkpoint_steps, progress.say)
+            keep = Keep(folder / format.PARTIAL, stop, arguments.checkpoint_steps, progress.say, arguments.discard)
             for line in _contents(arguments.data.expanduser(), labels):
                 progress.say(line)
             size, device = model.card.image_size, model.execution.device
@@ -133,10 +129,10 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("s") else "s")
 
 
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+def _wanted(arguments: argparse.Namespace, start: Settings) -> Settings:
+    """Return the settings to begin with, changed as the command says; the device is this machine's affair."""
     given = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
-    if "overrides" in given:
-        given["overrides"] = dict(given["overrides"])
+    given["overrides"] = {**start.overrides, **dict(given.get("overrides", {}))}
     if arguments.preset is not None:
         given["dataset"] = arguments.preset
-    return given
+    return dataclasses.replace(start, **{"device": "auto", **given})

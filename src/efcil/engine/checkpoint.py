@@ -116,8 +116,25 @@ def orphans(folder: Path, stem: str = "state") -> list[Path]:
     return sorted(file for file in folder.glob(f"{stem}-*.safetensors") if _is_tensor_file(file.name, stem))
 
 
+def facts_of(folder: Path, stem: str = "state") -> dict[str, Any]:
+    """Read the facts of a checkpoint, whatever has become of its tensors."""
+    return _read_description(folder, stem).facts
+
+
 def describe(folder: Path, stem: str = "state") -> Description:
     """Read what a checkpoint says of itself, without its tensors; one that is not what was written raises."""
+    found = _read_description(folder, stem)
+    # Asked before anybody opens it: what is not a file of that size would take memory, or never end.
+    try:
+        intact = found.file.is_file() and found.file.stat().st_size == found.bytes
+    except OSError:
+        intact = False
+    if not intact:
+        raise Damaged(found.file, "it is missing, or its size differs")
+    return found
+
+
+def _read_description(folder: Path, stem: str) -> Description:
     file = folder / f"{stem}.json"
     try:
         if not file.is_file() or file.stat().st_size > LARGEST_DESCRIPTION:
@@ -144,15 +161,7 @@ def describe(folder: Path, stem: str = "state") -> Description:
     # The name comes from a file: it must not lead out of the folder.
     if not _is_tensor_file(str(entry.get("file")), stem):
         raise Damaged(file, "it names a file that no checkpoint has")
-    found = Description(facts, folder / entry["file"], entry.get("bytes", -1), entry.get("sha256", ""))
-    # Asked before anybody opens it: what is not a file of that size would take memory, or never end.
-    try:
-        intact = found.file.is_file() and found.file.stat().st_size == found.bytes
-    except OSError:
-        intact = False
-    if not intact:
-        raise Damaged(found.file, "it is missing, or its size differs")
-    return found
+    return Description(facts, folder / entry["file"], entry.get("bytes", -1), entry.get("sha256", ""))
 
 
 def read(folder: Path, stem: str = "state") -> Checkpoint:

@@ -40,6 +40,7 @@ class Keep:
     stop: StopRequest
     steps: int | None = None
     say: Callable[[str], None] = print
+    discard: bool = False  # throw away what is there, once all that was asked for has been accepted
 
 
 def learn(
@@ -61,7 +62,7 @@ def learn(
     given = sorted_classes(labels)
     present = set(model.card.labels)
     known, new = [label for label in given if label in present], [label for label in given if label not in present]
-    if more and keep is not None and checkpoint.exists(keep.folder):
+    if more and keep is not None and not keep.discard and checkpoint.exists(keep.folder):
         raise ModelError(
             "The model is in the middle of learning new classes. Give the command that was interrupted again to go "
             "on, or add --discard to throw the unfinished task away."
@@ -123,22 +124,35 @@ def discard(folder: Path) -> None:
     checkpoint.remove(folder / PARTIAL)
 
 
-def unfinished_first_task(folder: Path) -> Card | None:
-    """Return the card of a model whose first task was interrupted, None where there is none to go on with."""
-    try:
-        card = read_card(checkpoint.describe(folder / PARTIAL).facts["task"]["card"])
-    except (EfcilError, KeyError, TypeError):
+def unfinished_task(folder: Path) -> Card | None:
+    """Return the card that the unfinished task of a model folder began with, None where no task is unfinished."""
+    partial = folder / PARTIAL
+    if not checkpoint.exists(partial):
         return None
-    return None if card.visits else card
+    try:
+        return read_card(checkpoint.facts_of(partial)["task"]["card"])
+    except (EfcilError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"The unfinished task in {partial} cannot be gone on with ({str(error).rstrip('.')}), and the settings "
+            "that it was begun with are not known any more. Give them again with --discard to begin it anew."
+        ) from None
 
 
 def refuse_lost(folder: Path) -> None:
-    """Refuse a folder that has the tensors of a model but not its model.json: a new model would replace them."""
-    lost = checkpoint.orphans(folder, STEM)
-    if lost and unfinished_first_task(folder) is None:
+    """Refuse a folder that has parts of a model but not its model.json: a new model would replace them."""
+    if checkpoint.exists(folder, STEM):
+        return
+    try:
+        begun = unfinished_task(folder)
+    except ModelError:
+        begun = None
+    later = begun is not None and begun.visits
+    # What is killed while it saves its first task leaves tensors, too; going on makes them again.
+    parts = [file.name for file in checkpoint.orphans(folder, STEM) if begun is None or later] + [PARTIAL] * bool(later)
+    if parts:
         raise ModelError(
-            f"{folder} has the tensors of a model ({lost[0].name}), but no {STEM}.json to say what they are. Restore "
-            f"{STEM}.json from a copy, or choose another folder; if nobody needs these tensors, remove the file."
+            f"{folder} has parts of a model ({', '.join(parts)}), but no {STEM}.json to say what they are. Restore "
+            f"{STEM}.json from a copy, or choose another folder; if nobody needs these parts, remove them."
         )
 
 
@@ -223,9 +237,10 @@ class _Journal:
             return self.facts | {"position": dataclasses.asdict(position)}
 
         def stopped(position: Position) -> Interrupted:
+            same = "the same command again, without --discard," if self.keep.discard else "the same command again"
             return Interrupted(
                 f"Stopped in epoch {position.epoch + 1}, after step {position.step}; that state is saved in "
-                f"{self.keep.folder}. Give the same command again to go on."
+                f"{self.keep.folder}. Give {same} to go on."
             )
 
         return TaskKeeper(self.keep.folder, facts, self.keep.stop, stopped, self.keep.steps)
@@ -233,6 +248,8 @@ class _Journal:
     def resume(self, trainer: Trainer) -> Position | None:
         """Put the middle of the task back where there is one; one of another task is not thrown away."""
         folder, say = self.keep.folder, self.keep.say
+        if self.keep.discard:
+            checkpoint.remove(folder)
         if not checkpoint.exists(folder):
             return None
         try:
@@ -257,12 +274,35 @@ class _Journal:
         names = some(task["classes"])
         if task["classes"] != self.facts["task"]["classes"]:
             different = "other classes"
+        elif task["card"] == self.facts["task"]["card"]:
+            different = "other images"
         else:  # of another size, all images are others
-            different = "other images" if task["card"] == self.facts["task"]["card"] else "other settings"
+            different = "other settings" + _differences(task["card"], self.facts["task"]["card"])
         return (
             f"The model is in the middle of learning {names}, and this command has {different}. Give the command that "
             "was interrupted again to go on, or add --discard to throw the unfinished task away."
         )
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Name the settings in which two cards differ, with both values."""
+    old, new = _plain_settings(before), _plain_settings(now)
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    shown = [f"{name} is {_value(new.get(name))}, was {_value(old.get(name))}" for name in names]
+    return f" ({some(shown)})" if shown else ""
+
+
+def _plain_settings(card: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a written card, with what has become of those that were left open."""
+    settled = {name: card["resolved"][name] for name in ("network", "augmentation")} | {
+        "image_size": card["image_size"]
+    }
+    settings = card["settings"] | settled
+    return settings | settings.pop("overrides")
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else str(value)
 
 
 def _as_written_now(card: dict[str, Any]) -> dict[str, Any]:
