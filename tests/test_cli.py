@@ -203,7 +203,7 @@ class TestRun:
         [
             (TrainingError("The loss is not finite."), 1, "The loss is not finite."),
             (DataError("x.parquet is truncated."), 2, "x.parquet is truncated."),
-            (KeyboardInterrupt(), 130, "Interrupted"),
+            (KeyboardInterrupt(), 130, "efcil: Interrupted.\n"),
             (KeyboardInterrupt("Stopped in task 2."), 130, "efcil: Stopped in task 2.\n"),
             (ZeroDivisionError("oops"), 1, "--debug"),
         ],

@@ -30,9 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that has gone is still handled
         return code
     except KeyboardInterrupt as interruption:
-        # A run that was asked to stop says where it is; a second request, or one at another time, says nothing.
-        again = "Interrupted. Give the same command again to go on from the last checkpoint."
-        return _fail(str(interruption) or again, INTERRUPTED)
+        # What can be gone on with says so itself.
+        return _fail(str(interruption) or "Interrupted.", INTERRUPTED)
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has gone; nothing more can be printed, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

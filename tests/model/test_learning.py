@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from efcil.cli import main
+from efcil.core import gaussians
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
-from efcil.model import Model
+from efcil.model import Model, more
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--preset", "digits", "--image-size", "8", "--device", "cpu", "--quiet"]
 
 
-def learn(model: Path, data: Path, *more: str) -> int:
-    return main(["learn", str(model), "--data", str(data), *more])
+def learn(model: Path, data: Path, *flags: str) -> int:
+    return main(["learn", str(model), "--data", str(data), *flags])
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +40,9 @@ class Impatient(StopRequest):
 
     patience = 0
 
-    def __init__(self) -> None:
+    def __init__(self, *words: str) -> None:
         self.looks = 0
-        super().__init__()
+        super().__init__(*words)
 
     @property
     def requested(self) -> bool:
@@ -304,6 +305,37 @@ def test_known_classes_are_refused_unless_more_is_said(
     assert [each.images for each in Model.load(model, "cpu").card.classes] == [48, 48, 48]
 
 
+@pytest.mark.parametrize(("module", "name"), [(gaussians, "collect"), (more, "fit_to_gaussians")])
+@pytest.mark.parametrize("requests", [1, 2])
+def test_more_images_that_are_interrupted_change_nothing(
+    module: Any,
+    name: str,
+    requests: int,
+    uninterrupted: Path,
+    folders: Path,
+    tmp_path: Path,
+    capfd: Any,
+    monkeypatch: Any,
+) -> None:
+    model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    original = getattr(module, name)
+
+    def disturbed(*arguments: Any) -> Any:
+        for _ in range(requests):
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments)
+
+    monkeypatch.setattr(module, name, disturbed)
+    assert learn(model, folders / "held-out", "--more", "--device", "cpu", "--quiet") == 130
+    told = capfd.readouterr().err
+    assert "Stopping; the model stays as it was; once more stops at once." in told
+    assert "The model is as it was, without these images." in told
+    assert "saved" not in told
+    assert "checkpoint" not in told
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
 def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> None:
     model = tmp_path / "model"
     assert learn(model, folders / "first", *QUICK[:-1], "--epochs", "2", "--set", "efm_weight=5") == 0
@@ -353,8 +385,8 @@ def test_known_and_new_classes_go_into_two_folders(
     shutil.copytree(folders / "second" / "digit-2", tmp_path / "mixed" / "digit-2")
     shutil.copytree(folders / "second" / "digit-2", tmp_path / "mixed" / "digit-3")
     model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
-    for more in ((), ("--more",)):
-        assert learn(model, tmp_path / "mixed", "--device", "cpu", "--quiet", *more) == 2
+    for flags in ((), ("--more",)):
+        assert learn(model, tmp_path / "mixed", "--device", "cpu", "--quiet", *flags) == 2
         message = capsys.readouterr().err
         assert "knows digit-2 already, but does not know digit-3. Put known and new classes into two folders" in message
 
@@ -371,8 +403,8 @@ def test_one_class_has_one_name(folders: Path, tmp_path: Path, capsys: Any) -> N
     assert learn(model, tmp_path / "decomposed", *QUICK, "--epochs", "1") == 0
     assert Model.load(model, "cpu").card.labels == ["b\u00e4r"]
     for data, name in (("upper", "B\u00c4R"), ("outer", "b\u00e4r ")):
-        for more in ((), ("--more",)):
-            assert learn(model, tmp_path / data, "--device", "cpu", *more) == 2
+        for flags in ((), ("--more",)):
+            assert learn(model, tmp_path / data, "--device", "cpu", *flags) == 2
             assert f"The class {name!r} is new, but differs from 'b\u00e4r'" in capsys.readouterr().err
     assert learn(model, tmp_path / "composed", "--device", "cpu", "--more") == 0
     assert Model.load(model, "cpu").card.labels == ["b\u00e4r"]

@@ -24,6 +24,9 @@ SETTINGS = (
     "method", "seed", "image_size", "network", "augmentation",
     "epochs", "first_task_epochs", "batch_size", "classifier", "device", "precision", "overrides",
 )  # fmt: skip
+#: More images are blended in at once or not at all: there is no middle to save.
+_STOPPING_MORE = "Stopping; the model stays as it was"
+_STOPPED_MORE = "Interrupted. The model is as it was, without these images."
 
 
 def add_parser(subparsers: Any) -> None:
@@ -79,7 +82,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if format.is_run(folder):
         raise ModelError(f"{folder} is the model of an experiment, which stays as it is. Learn in a folder of its own.")
     refuse_unwritable(folder, 0)
-    with locked(folder / ".lock"), StopRequest() as stop:
+    words = (_STOPPING_MORE, _STOPPED_MORE) if arguments.more else ()
+    with locked(folder / ".lock"), StopRequest(*words) as stop:
         refuse_lost(folder)
         begun = None if arguments.discard else unfinished_task(folder)
         if format.exists(folder):

@@ -16,9 +16,18 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Remembers that somebody asked to stop. As a context it listens to SIGINT and SIGTERM."""
+    """Remembers that somebody asked to stop. As a context it listens to SIGINT and SIGTERM.
 
-    def __init__(self) -> None:
+    `first` and `second` are what the user is told after one and after two requests.
+    """
+
+    def __init__(
+        self,
+        first: str = "Stopping as soon as the state can be saved",
+        second: str = "Interrupted. Give the same command again to go on from the last checkpoint.",
+    ) -> None:
+        self.first = first
+        self.second = second
         self.requested = False
         self._before: dict[int, Any] = {}
 
@@ -36,8 +45,8 @@ class StopRequest:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(self.second)
         self.requested = True
         # What a method does at the end of a task can take long on a CPU. (A print may be what was interrupted.)
         with suppress(OSError, ValueError, AttributeError):
-            os.write(sys.stderr.fileno(), b"\nStopping as soon as the state can be saved; once more stops at once.\n")
+            os.write(sys.stderr.fileno(), f"\n{self.first}; once more stops at once.\n".encode())

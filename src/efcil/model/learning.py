@@ -85,7 +85,7 @@ def learn(
     model.settle()
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if more:
-            learn_more(model, pixels, labels)
+            learn_more(model, pixels, labels, None if keep is None else keep.stop)
         else:
             _learn_task(model, pixels, labels, given, progress, keep)
         model.settle()

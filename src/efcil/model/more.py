@@ -11,6 +11,7 @@ import torch
 from efcil import seeds
 from efcil.core import gaussians, prototypes
 from efcil.core.heads import fit_to_gaussians
+from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.methods.base import Method
 from efcil.model.card import ModelError, Visit, now
 from efcil.model.model import Model
@@ -22,10 +23,11 @@ Gaussian = tuple[torch.Tensor, torch.Tensor, int]
 
 
 @torch.no_grad()
-def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable]) -> None:
+def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], stop: StopRequest | None = None) -> None:
     """Blend the new images into their classes' Gaussians, then fit the heads to the Gaussians of all classes.
 
-    The backbone stays as it is: nothing drifts, so no other class can be forgotten through it.
+    The backbone stays as it is: nothing drifts, so no other class can be forgotten through it. A request to stop is
+    followed at any batch or epoch; the model is as it was then.
     """
     card, method = model.card, model.twin()
     classes = len(card.classes)
@@ -40,7 +42,12 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable]) -> 
     place = {label: number for number, label in enumerate(card.labels)}
     numbers = np.array([place[label] for label in labels], np.int64)
     data = model.task_images(pixels, numbers, f"more{len(card.visits)}")
-    features, where = gaussians.collect(method.network.features, data.augmented("prototypes"))
+
+    def features_of(images: torch.Tensor) -> torch.Tensor:
+        _stop_if_asked(stop)
+        return method.network.features(images)
+
+    features, where = gaussians.collect(features_of, data.augmented("prototypes"))
     touched = sorted(set(numbers.tolist()))
     fresh = np.bincount(numbers, minlength=classes)
     new_means, new_covariances = prototypes.class_statistics(features, where, touched)
@@ -55,8 +62,9 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable]) -> 
         assert counts is not None
         counts += torch.from_numpy(fresh).to(counts)
     totals = [each.images + int(n) for each, n in zip(card.classes, fresh, strict=True)]
-    _refit_heads(model, method)
+    _refit_heads(model, method, stop)
     method.restored()
+    _stop_if_asked(stop)
     date = now()
     model.adopt(method)
     model.card = replace(
@@ -75,15 +83,23 @@ def blend(first: Gaussian, second: Gaussian) -> tuple[torch.Tensor, torch.Tensor
     return mean + (shift * (more / total)).to(mean), (scatter / max(total - 1, 1)).to(covariance)
 
 
-def _refit_heads(model: Model, method: Method) -> None:
+def _refit_heads(model: Model, method: Method, stop: StopRequest | None) -> None:
     """Train all heads on samples of the classes' Gaussians."""
     # Equally many of each: how many images a class has had says nothing about how often it will be met.
     network, device, card = method.network, model.execution.device, model.card
     which = torch.arange(len(method.means), device=device)
 
     def generator(epoch: int) -> torch.Generator:
+        _stop_if_asked(stop)
         return seeds.generator(device, card.settings.seed, "more", len(card.visits), epoch)
 
     weight = fit_to_gaussians(network.head_weight(), method.means, method.covariances, which, generator)
     for head, rows in zip(network.heads, weight.split(network.head_sizes), strict=True):
         head.copy_(rows)
+
+
+def _stop_if_asked(stop: StopRequest | None) -> None:
+    if stop is not None and stop.requested:
+        raise Interrupted(
+            "Stopped. The model is as it was, without these images. Give the same command again to blend them in."
+        )
