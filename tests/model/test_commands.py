@@ -156,6 +156,34 @@ def test_broken_images_are_named_and_skipped(named: Path, folders: Path, tmp_pat
     assert "3 images could not be read" in shown.err
 
 
+def test_files_that_are_no_images_are_counted(
+    named: Path, folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "mixed" / "deeper")
+    for name in ("a.HEIC", "deeper/b.heic", "photo", ".hidden", "Thumbs.db"):
+        (tmp_path / "mixed" / name).touch()
+    line = "efcil: 3 files ignored: .heic, no suffix; convert images to JPEG or PNG\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{tmp_path}/mixed\n"))
+    for given in (f"{tmp_path}/mixed", f"{tmp_path}/mix*", "-"):
+        capsys.readouterr()
+        assert main(["predict", str(named), given]) == 0
+        assert capsys.readouterr().err == line
+    assert main(["predict", str(named), str(folders / "second")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such pipes")
+def test_pipes_called_like_images_are_refused(named: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
+    place = Path(shutil.copytree(folders / "second" / "digit-2", tmp_path / "data" / "digit-3"))
+    os.mkfifo(place / "pipe.png")
+    assert main(["predict", str(named), str(place)]) == 1
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 24
+    assert "pipe.png is no regular file." in shown.err
+    assert main(["learn", str(tmp_path / "model"), "--data", str(tmp_path / "data"), *QUICK[:2], *QUICK[4:]]) == 2
+    assert "pipe.png is no regular file." in capsys.readouterr().err
+
+
 def test_any_number_of_images_in_bounded_memory(named: Path, folders: Path, monkeypatch: Any) -> None:
     """Files are asked for piece by piece: never more than two pieces ahead of what has been given out."""
     model = Model.load(named, "cpu")

@@ -14,9 +14,11 @@ import pytest
 
 from efcil.cli import main
 from efcil.core import gaussians
+from efcil.data.sources.listing import images_below
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
 from efcil.model import Model, more
+from efcil.model.images import class_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--preset", "digits", "--image-size", "8", "--device", "cpu", "--quiet"]
@@ -377,6 +379,55 @@ def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, cap
     assert learn(tmp_path / "quiet", data, *options, "--quiet") == 0
     assert learn(tmp_path / "clean", folders / "second", *options) == 0
     assert "ignored" not in capsys.readouterr().out
+
+
+def test_a_class_called_train(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    """Where it has images of its own, it is a class like any other, with all that is below it."""
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "data" / "train")
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "data" / "train" / "sub")
+    assert learn(tmp_path / "model", tmp_path / "data", *QUICK[:-1], "--epochs", "1") == 0
+    assert capsys.readouterr().out.startswith("classes: train (48)\n")
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "pair" / "train")
+    shutil.copytree(folders / "second" / "digit-2", tmp_path / "pair" / "test")
+    assert class_folders(tmp_path / "pair")[1] == ["test"] * 24 + ["train"] * 24
+    assert class_folders(tmp_path / "pair", held_out=True) == ([], [])
+
+
+def test_what_is_beside_a_train_folder_is_named(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(folders / "second", data / "train")
+    for name in ("extra", "val"):
+        shutil.copytree(folders / "second", data / name)
+    for place in (data, data / "train"):
+        shutil.copy(next(data.rglob("*.png")), place / "stray.png")
+    assert learn(tmp_path / "model", data, *QUICK[:-1], "--epochs", "1") == 0
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        f"class folders are taken from {data / 'train'}; left out: extra, val",
+        "classes: digit-2 (24)",
+        "2 images beside the class folders ignored; put images into the folder of their class",
+    ]
+    (tmp_path / "alone").mkdir()
+    (data / "train").rename(tmp_path / "alone" / "train")
+    assert learn(tmp_path / "other", tmp_path / "alone" / "train", *QUICK[:-1], "--epochs", "1") == 0
+    assert "taken from" not in capsys.readouterr().out
+    (tmp_path / "alone" / "train" / "stray.png").unlink()
+    assert learn(tmp_path / "third", tmp_path / "alone", *QUICK[:-1], "--epochs", "1") == 0
+    assert f"class folders are taken from {tmp_path / 'alone' / 'train'}\n" in capsys.readouterr().out
+
+
+def test_links_that_lead_back_up_are_not_followed(folders: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(folders / "first", tmp_path / "data"))
+    elsewhere = tmp_path / "elsewhere"
+    (data / "digit-1").rename(elsewhere)
+    (data / "digit-1").symlink_to(elsewhere)
+    for place in (data / "digit-0", elsewhere):
+        (place / "up").symlink_to(data)
+    paths, labels = class_folders(data)
+    assert labels == ["digit-0"] * 24 + ["digit-1"] * 24
+    assert all(path.parent.name == label for path, label in zip(paths, labels, strict=True))
+    for given in (data / "digit-0" / "..", elsewhere / "up"):
+        assert len(class_folders(given)[0]) == 48, "the folder itself may be named by way of another"
+    assert len(images_below(data / "digit-0" / "up" / "digit-0" / "..")) == 48
 
 
 def test_known_and_new_classes_go_into_two_folders(

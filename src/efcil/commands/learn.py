@@ -118,13 +118,15 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _contents(folder: Path, labels: Sequence[Hashable]) -> Iterator[str]:
     """Say what is learned from, and what is not."""
-    from efcil.model.images import ignored_files
+    from efcil.model.images import ignored_files, ignored_line, left_out_folders
 
+    root, names = left_out_folders(folder)
+    if root != folder:
+        yield printable(f"class folders are taken from {root}" + (f"; left out: {some(names)}" if names else ""))
     yield printable("classes: " + some([f"{name} ({count})" for name, count in Counter(labels).items()], 20))
     others, beside = ignored_files(folder)
     if others:
-        kinds = some([kind for kind, _ in others.most_common()])
-        yield printable(f"{_number(others.total(), 'file')} ignored: {kinds}; convert images to JPEG or PNG")
+        yield printable(ignored_line(others))
     if beside:
         yield f"{_number(beside, 'image')} beside the class folders ignored; put images into the folder of their class"
 

@@ -38,13 +38,15 @@ def add_parser(subparsers: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Predict the images and print a line for each."""
+    from efcil.model.images import ignored_line
     from efcil.model.model import Model
     from efcil.model.prediction import image_files, predict_files
 
     model = Model.load(arguments.model, getattr(arguments, "device", "auto"))
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")  # as Python reads names elsewhere: any bytes may name a file
-    files = image_files(arguments.images, sys.stdin)
+    ignored: set[Path] = set()
+    files = image_files(arguments.images, sys.stdin, ignored)
     broken = 0
 
     def intact() -> Iterator[Any]:
@@ -57,6 +59,8 @@ def execute(arguments: argparse.Namespace) -> int:
                 print(f"efcil: {printable(prediction.error)} Skipped.", file=sys.stderr)
 
     {"text": _text, "json": _json, "csv": _csv}[arguments.format](intact())
+    if ignored:
+        print(f"efcil: {printable(ignored_line(list(ignored)))}", file=sys.stderr)
     if broken:
         print(f"efcil: {broken} image{'s' if broken > 1 else ''} could not be read.", file=sys.stderr)
         return 1

@@ -149,6 +149,9 @@ def usual_side(short_sides: Sequence[int]) -> int:
 
 
 def _open(content: bytes | Path) -> Image.Image:
+    # A pipe or a device may never end; what is missing, or a folder, is told by those who ask.
+    if isinstance(content, Path) and content.exists() and not (content.is_file() or content.is_dir()):
+        raise DataError("is no regular file. Give a file that holds an image.")
     return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
 
 

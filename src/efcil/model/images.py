@@ -22,7 +22,6 @@ from torch.utils.data import Dataset, IterableDataset
 from efcil.data.decode import (
     LARGEST_USUAL_SIDE,
     SAMPLED_SIDES,
-    SUFFIXES,
     Encoded,
     Fit,
     decode_image,
@@ -31,8 +30,8 @@ from efcil.data.decode import (
     short_side,
     usual_side,
 )
-from efcil.data.sources.listing import images_below, images_of_class, visible_folders
-from efcil.errors import DataError
+from efcil.data.sources.listing import files_below, images_below, images_of_class, is_image, visible_folders
+from efcil.errors import DataError, some
 
 _HELD_OUT_NAMES = ("test", "val")
 #: What file managers leave behind, in lower case; hidden files are left out anyway.
@@ -120,8 +119,8 @@ def gather_labelled(images: Any, labels: Any = None) -> tuple[Pictures, list[Has
 def class_folders(folder: Path, held_out: bool = False) -> tuple[list[Path], list[str]]:
     """Return the images of a folder with one sub-folder per class, and the class of each.
 
-    Where there is a train/ beside a test/ or val/, or alone, it holds the class folders. `held_out` asks for those of
-    test/ or val/ instead; there may be none.
+    A train/ that has folders, beside a test/ or val/, holds the class folders; so does one that is alone and has no
+    images of its own. `held_out` asks for those of test/ or val/ instead; there may be none.
     """
     root = _class_root(folder, held_out)
     if root is None:
@@ -142,32 +141,52 @@ def folder_label(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def ignored_files(folder: Path) -> tuple[Counter[str], int]:
-    """Return what `class_folders` passes over: files of unknown type by suffix, and images beside the class folders."""
+def ignored_files(folder: Path) -> tuple[list[Path], int]:
+    """Return what `class_folders` passes over: files of unknown type, and the number of images beside class folders."""
     root = _class_root(folder)
     assert root is not None
-    others: Counter[str] = Counter()
-    for child in visible_folders(root):
-        for _, folders, files in os.walk(child):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            for name in files:
-                suffix = os.path.splitext(name)[1].lower()
-                if not name.startswith(".") and name.lower() not in _LEFT_BEHIND and suffix not in SUFFIXES:
-                    others[suffix or "no suffix"] += 1
-    stray = [each for each in root.iterdir() if each.is_file() and not each.name.startswith(".")]
-    return others, sum(each.suffix.lower() in SUFFIXES for each in stray)
+    others = [file for child in visible_folders(root) for file in unknown_files(files_below(child))]
+    return others, sum(len(_images_in(place)) for place in {folder, root})
+
+
+def left_out_folders(folder: Path) -> tuple[Path, list[str]]:
+    """Return the folder that `class_folders` finds classes in, and the names of those beside it that it passes over."""
+    root = _class_root(folder)
+    assert root is not None
+    return root, [child.name for child in visible_folders(folder) if folder != root != child]
+
+
+def unknown_files(files: Iterable[Path]) -> list[Path]:
+    """Return the files that are no images by their names, without those that file managers leave behind."""
+    return [file for file in files if not is_image(file) and file.name.lower() not in _LEFT_BEHIND]
+
+
+def ignored_line(files: Sequence[Path]) -> str:
+    """Return a sentence on files that were ignored: how many, and of which types, most frequent first."""
+    kinds = Counter(file.suffix.lower() or "no suffix" for file in files)
+    plural = "s" if len(files) > 1 else ""
+    return (
+        f"{len(files)} file{plural} ignored: {some([k for k, _ in kinds.most_common()])}; convert images to JPEG or PNG"
+    )
 
 
 def _class_root(folder: Path, held_out: bool = False) -> Path | None:
     """Return the folder that has the class folders; None where there are no held-out ones."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder. Give one that has a sub-folder with images for every class.")
-    names = [child.name for child in visible_folders(folder)]
+    names, train = [child.name for child in visible_folders(folder)], folder / "train"
     beside = next((folder / name for name in _HELD_OUT_NAMES if name in names), None)
-    split = "train" in names and (beside is not None or names == ["train"])
+    # A class may be called train, too: it has images of its own.
+    alone = names == ["train"] and not _images_in(train)
+    split = alone or ("train" in names and beside is not None and bool(visible_folders(train)))
     if held_out:
         return beside if split else None
-    return folder / "train" if split else folder
+    return train if split else folder
+
+
+def _images_in(folder: Path) -> list[Path]:
+    """Return the images that lie directly in a folder."""
+    return [child for child in folder.iterdir() if is_image(child) and child.is_file() and child.name[0] != "."]
 
 
 def plain_labels(labels: Any) -> list[Hashable]:

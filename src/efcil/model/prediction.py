@@ -13,10 +13,10 @@ from typing import IO
 
 import numpy as np
 
-from efcil.data.decode import Encoded, Fit, decode_image
-from efcil.data.sources.listing import images_below
+from efcil.data.decode import SUFFIXES, Encoded, Fit, decode_image
+from efcil.data.sources.listing import files_below, is_image
 from efcil.errors import DataError
-from efcil.model.images import InputError
+from efcil.model.images import InputError, unknown_files
 from efcil.model.model import Model, probabilities
 
 
@@ -30,43 +30,46 @@ class Prediction:
     error: str | None = None
 
 
-def image_files(names: Iterable[str], stdin: IO[str]) -> Iterator[str]:
+def image_files(names: Iterable[str], stdin: IO[str], ignored: set[Path] | None = None) -> Iterator[str]:
     """Return the files that names stand for: images, folders of images, patterns, and `-` for a list on `stdin`.
 
     All names are looked at right away, so that a wrong one is told before anything is predicted; the list is read
-    while it is used, and may name folders too.
+    while it is used, and may name folders too. Files in folders that are no images are added to `ignored`.
     """
+    passed_over = set() if ignored is None else ignored
     parts: list[Iterable[str]] = []
     for name in names:
         if name == "-":
-            parts.append(_listed(stdin))
+            parts.append(_listed(stdin, passed_over))
         elif os.path.isdir(name):
-            parts.append(_inside(name))
+            parts.append(_inside(name, passed_over))
             if not parts[-1]:
-                raise InputError(f"The folder {name} holds no image.")
+                raise InputError(f"The folder {name} holds no image (recognised: {', '.join(SUFFIXES)}).")
         elif not os.path.exists(name) and glob.has_magic(name):
-            parts.append(_matching(name))
+            parts.append(_matching(name, passed_over))
         else:
             parts.append([name])
     return itertools.chain.from_iterable(parts)
 
 
-def _inside(folder: str) -> list[str]:
-    return [str(path) for path in images_below(Path(folder))]
+def _inside(folder: str, ignored: set[Path]) -> list[str]:
+    files = files_below(Path(folder))
+    ignored.update(file.absolute() for file in unknown_files(files))
+    return [str(file) for file in files if is_image(file)]
 
 
-def _listed(stdin: IO[str]) -> Iterator[str]:
+def _listed(stdin: IO[str], ignored: set[Path]) -> Iterator[str]:
     for line in stdin:
         name = line.rstrip("\r\n")
         if name.strip():
-            yield from (_inside(name) if os.path.isdir(name) else ()) or [name]
+            yield from (_inside(name, ignored) if os.path.isdir(name) else ()) or [name]
 
 
-def _matching(pattern: str) -> list[str]:
+def _matching(pattern: str, ignored: set[Path]) -> list[str]:
     matches = sorted(glob.glob(pattern, recursive=True))
     if not matches:
         raise InputError(f"No file matches {pattern}.")
-    files = [file for match in matches for file in (_inside(match) if os.path.isdir(match) else [match])]
+    files = [file for match in matches for file in (_inside(match, ignored) if os.path.isdir(match) else [match])]
     if not files:
         raise InputError(f"{pattern} matches only folders that hold no image.")
     # A pattern may match a folder and what is in it.

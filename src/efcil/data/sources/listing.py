@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,21 +33,33 @@ def visible_folders(folder: Path) -> list[Path]:
 
 def images_below(folder: Path) -> list[Path]:
     """Return the image files in and below `folder`, sorted; hidden files and unknown suffixes are ignored."""
+    return [file for file in files_below(folder) if is_image(file)]
+
+
+def is_image(file: Path) -> bool:
+    """Say whether a file has the suffix of an image that can be read."""
+    return file.name.lower().endswith(SUFFIXES)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the files in and below `folder`, sorted; hidden ones are ignored."""
     found: list[Path] = []
     seen: set[tuple[int, int]] = set()
+    above = _ancestors(folder)
 
-    def visit(current: str) -> None:
-        status = os.stat(current)
-        if (status.st_dev, status.st_ino) in seen:  # links may lead in circles
+    def visit(current: str, link: bool = False) -> None:
+        identity = _identity(current)
+        # Links may lead in circles, and up to where the images of other classes are.
+        if identity in seen or (link and identity in above):
             return
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(identity)
         with os.scandir(current) as children:
             for child in children:
                 if child.name.startswith("."):
                     continue
                 if child.is_dir():
-                    visit(child.path)
-                elif child.name.lower().endswith(SUFFIXES):
+                    visit(child.path, child.is_symlink())
+                else:
                     found.append(Path(child.path))
 
     try:
@@ -54,6 +67,21 @@ def images_below(folder: Path) -> list[Path]:
     except OSError as error:
         raise DataError(f"{error.filename or folder} cannot be listed ({error.strerror or error}).") from error
     return sorted(found)
+
+
+def _ancestors(folder: Path) -> set[tuple[int, int]]:
+    """Return the folders that `folder` is in: by its name, and as it lies on the disk."""
+    found = set()
+    for path in (Path(os.path.abspath(folder)), folder.resolve()):
+        with contextlib.suppress(OSError):
+            if path.samefile(folder):  # beyond a link, `..` is not what its name says
+                found |= {_identity(parent) for parent in path.parents}
+    return found
+
+
+def _identity(folder: Path | str) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
 
 
 def images_of_class(folder: Path) -> list[Path]:
