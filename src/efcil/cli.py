@@ -17,6 +17,8 @@ from efcil.commands.parser import Parser, add_debug
 from efcil.errors import EfcilError, SettingsError, TrainingError, closest, printable
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
+#: By format, what becomes of bytes of a name that are no text: JSON has an escape for them, elsewhere they stay bytes.
+_UNDECODABLE = {"json": "backslashreplace", "csv": "surrogateescape"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,8 +80,15 @@ def _dispatch(given: list[str]) -> int:
     if arguments.command is None:
         parser.print_help()
         return 0
+    _prepare_output(getattr(arguments, "format", ""))
     code: int = arguments.execute(arguments)
     return code
+
+
+def _prepare_output(form: str) -> None:
+    """Make what programs read UTF-8, whatever the terminal has, and keep names of files that are no text at all."""
+    if form in _UNDECODABLE and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8", errors=_UNDECODABLE[form])
 
 
 def _fail(message: str, code: int) -> int:

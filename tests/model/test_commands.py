@@ -127,6 +127,24 @@ def test_lists_name_files_of_any_bytes(
     assert r"/caf\udce9.png  digit-" in output(capsys, "predict", named, "-")
 
 
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_formats_for_programs_are_utf_8_whatever_the_terminal_has(
+    form: str, named: Path, folders: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    names = [str(tmp_path / "\u732b \u0142.png"), os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png")]
+    for name in names:
+        shutil.copy(next((folders / "second").rglob("*.png")), name)
+    printed = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, encoding="cp1252"))
+    assert main(["predict", str(named), *names, "--format", form]) == 0
+    content = printed.getvalue()
+    if form == "json":
+        assert [row["image"] for row in json.loads(content.decode("utf-8"))] == names
+    else:
+        rows = csv.DictReader(io.StringIO(os.fsdecode(content)))
+        assert [row["image"] for row in rows] == names
+
+
 def test_names_do_not_reach_the_terminal_as_commands(digits: Any, folders: Path, tmp_path: Path, capsys: Any) -> None:
     images, numbers = digits.train(0, 1)
     nasty = "a\x1b[2J\nb"
