@@ -206,6 +206,7 @@ class TestRun:
             (KeyboardInterrupt(), 130, "efcil: Interrupted.\n"),
             (KeyboardInterrupt("Stopped in task 2."), 130, "efcil: Stopped in task 2.\n"),
             (ZeroDivisionError("oops"), 1, "--debug"),
+            (PermissionError(13, "Permission denied", "x"), 2, "x cannot be opened (Permission denied). Change"),
         ],
     )
     def test_exit_codes(
@@ -327,6 +328,11 @@ def test_reader_that_has_gone_is_no_accident() -> None:
     os.close(writer)
     assert result.returncode == 1
     assert result.stderr == ""
+
+
+def test_closed_output_is_no_accident(tmp_path: Path) -> None:
+    result = program("data", preexec_fn=lambda: os.close(1))
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_flags_are_frozen() -> None:

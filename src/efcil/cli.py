@@ -24,6 +24,7 @@ _UNDECODABLE = {"json": "backslashreplace", "csv": "surrogateescape"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the run
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(str(error), FAILED)
         if isinstance(error, EfcilError):
             return _fail(str(error), MISTAKE)
+        if isinstance(error, PermissionError) and error.filename is not None:
+            return _fail(f"{error.filename} cannot be opened ({error.strerror}). Change its permissions.", MISTAKE)
         return _fail(f"Unexpected {type(error).__name__}: {error}. Add --debug to see where.", FAILED)
 
 
@@ -83,6 +86,13 @@ def _dispatch(given: list[str]) -> int:
     _prepare_output(getattr(arguments, "format", ""))
     code: int = arguments.execute(arguments)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Give a process that was started without output (`>&-`) some; else its first file would be taken for it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
 
 
 def _prepare_output(form: str) -> None:

@@ -202,6 +202,18 @@ def test_pipes_called_like_images_are_refused(named: Path, folders: Path, tmp_pa
     assert "pipe.png is no regular file." in capsys.readouterr().err
 
 
+def test_images_that_must_not_be_read_are_not_called_broken(
+    named: Path, folders: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    def forbidden(content: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(content))
+
+    image = next(folders.rglob("*.png"))
+    monkeypatch.setattr("efcil.data.decode._open", forbidden)
+    assert main(["predict", str(named), str(image)]) == 1
+    assert f"{image} cannot be read (Permission denied). Change its permissions, or" in capsys.readouterr().err
+
+
 def test_any_number_of_images_in_bounded_memory(named: Path, folders: Path, monkeypatch: Any) -> None:
     """Files are asked for piece by piece: never more than two pieces ahead of what has been given out."""
     model = Model.load(named, "cpu")

@@ -367,3 +367,22 @@ def test_a_folder_that_cannot_be_written_says_so(trained: Path, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(EfcilError, match="cannot be written"):
         Model.load(trained, "cpu").save(tmp_path / "file" / "model")
+
+
+def test_files_that_must_not_be_read_are_not_called_damaged(model_folder: Path, monkeypatch: Any) -> None:
+    """As for users other than the superuser, who may read everything."""
+    read_text = Path.read_text
+
+    def forbidden(self: Path, *arguments: Any, **options: Any) -> str:
+        if self.name == "model.json":
+            raise PermissionError(13, "Permission denied", str(self))
+        return read_text(self, *arguments, **options)
+
+    message = r"cannot be read \(permission denied\). Change its permissions"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", forbidden)
+        with pytest.raises(ModelError, match="model.json " + message):
+            Model.load(model_folder)
+    monkeypatch.setattr("efcil.engine.checkpoint.os.access", lambda file, mode: file.suffix != ".safetensors")
+    with pytest.raises(ModelError, match="safetensors " + message):
+        Model.load(model_folder)

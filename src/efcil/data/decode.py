@@ -70,6 +70,10 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
     except Exception as error:  # a broken file makes Pillow's decoders raise almost anything, even SyntaxError
         if isinstance(encoded.content, Path) and encoded.content.is_dir():
             raise DataError(f"{encoded.where} is a folder, not an image. Give the images that are in it.") from None
+        if isinstance(error, PermissionError):
+            raise DataError(
+                f"{encoded.where} cannot be read ({error.strerror or error}). Change its permissions, or remove it."
+            ) from None
         raise DataError(
             f"{encoded.where} cannot be decoded as an image ({_reason(error)}). "
             "Replace it with an intact copy, or remove it."

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -51,6 +52,13 @@ class Damaged(CheckpointError):
         super().__init__(f"The checkpoint {file} is damaged ({reason}). Remove {file.parent} to train again.")
         self.file = file
         self.reason = reason
+
+
+class Forbidden(CheckpointError):
+    """A checkpoint that may be intact, but must not be read."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(f"{file} cannot be read (permission denied). Change its permissions, or ask its owner to.")
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,8 @@ def describe(folder: Path, stem: str = "state") -> Description:
         intact = False
     if not intact:
         raise Damaged(found.file, "it is missing, or its size differs")
+    if not os.access(found.file, os.R_OK):
+        raise Forbidden(found.file)
     return found
 
 
@@ -140,6 +150,8 @@ def _read_description(folder: Path, stem: str) -> Description:
         if not file.is_file() or file.stat().st_size > LARGEST_DESCRIPTION:
             raise OSError("it is missing, no file, or too large")
         described = json.loads(file.read_text(encoding="utf-8"))
+    except PermissionError:
+        raise Forbidden(file) from None
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(file, str(error)) from None
     if not isinstance(described, dict) or not isinstance(described.get("format"), int):

@@ -11,7 +11,6 @@ import importlib
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 import efcil
 from efcil.engine.evaluate import scorer
 from efcil.errors import SettingsError
+from efcil.files import write_atomically
 from efcil.model.card import ModelError, encode_label
 from efcil.model.model import Model, probabilities
 
@@ -60,17 +60,14 @@ def export(model: Model, kind: str, file: Path) -> float:
     """Write the model to a file and compare what it says with the original; return the largest difference."""
     if model.execution.device.type != "cpu" or model.execution.half:
         raise SettingsError("Models are exported on the CPU in single precision. Load the model with device='cpu'.")
-    temporary = file.with_name(f".{file.stem}.tmp{SUFFIXES[kind]}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        run = _WRITERS[kind](model, temporary)
+        # In memory first: torch ends the process, or says nothing that helps, where a disk is full or read-only.
+        content, run = _MAKERS[kind](model)
         difference = _compare(model, run, kind)
-        os.replace(temporary, file)
+        write_atomically(file, content)
     except OSError as error:
         raise ModelError(f"{file} cannot be written ({error.strerror or error}). Choose another --output.") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
     return difference
 
 
@@ -136,20 +133,22 @@ def _program(model: Model) -> torch.export.ExportedProgram:
         return torch.export.export(module, (example,), dynamic_shapes=shapes)
 
 
-def _write_torch(model: Model, file: Path) -> Runner:
+def _make_torch(model: Model) -> tuple[bytes, Runner]:
+    archive = io.BytesIO()
     with _quiet():
-        torch.export.save(_program(model), str(file), extra_files={METADATA: describe(model)})
-        module: Any = torch.export.load(str(file)).module()
+        torch.export.save(_program(model), archive, extra_files={METADATA: describe(model)})
+        archive.seek(0)
+        module: Any = torch.export.load(archive).module()
 
     def run(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with torch.no_grad():
             scores, chances = module(torch.from_numpy(images))
         return scores.numpy(), chances.numpy()
 
-    return run
+    return archive.getvalue(), run
 
 
-def _write_onnx(model: Model, file: Path) -> Runner:
+def _make_onnx(model: Model) -> tuple[bytes, Runner]:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         try:
             importlib.import_module(package)
@@ -167,17 +166,17 @@ def _write_onnx(model: Model, file: Path) -> Runner:
     assert program is not None
     proto = program.model_proto
     onnx.helper.set_model_props(proto, {METADATA: describe(model)})
-    onnx.save_model(proto, str(file))
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    content = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scores, chances = session.run(["scores", "probabilities"], {"images": images})
         return scores, chances
 
-    return run
+    return content, run
 
 
-_WRITERS: dict[str, Callable[[Model, Path], Runner]] = {"onnx": _write_onnx, "torch": _write_torch}
+_MAKERS: dict[str, Callable[[Model], tuple[bytes, Runner]]] = {"onnx": _make_onnx, "torch": _make_torch}
 
 
 @contextlib.contextmanager
