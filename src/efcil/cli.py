@@ -90,9 +90,9 @@ def _dispatch(given: list[str]) -> int:
 
 def _open_closed_streams() -> None:
     """Give a process that was started without output (`>&-`) some; else its first file would be taken for it."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
 
 
 def _prepare_output(form: str) -> None:

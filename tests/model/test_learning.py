@@ -495,6 +495,26 @@ def test_images_beside_the_model_are_left_alone(folders: Path, tmp_path: Path, c
     assert "unfinished" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flags", [("--method", "nope"), ("--more",), ("--epochs", "0"), ("--image-size", "100000")])
+def test_a_refused_first_visit_leaves_no_folder(flags: tuple[str, ...], folders: Path, tmp_path: Path) -> None:
+    assert learn(tmp_path / "new" / "model", folders / "first", "--device", "cpu", *flags) == 2
+    assert not (tmp_path / "new" / "model").exists()
+    (tmp_path / "empty").mkdir()
+    assert learn(tmp_path / "empty", folders / "first", "--device", "cpu", *flags) == 2
+    assert (tmp_path / "empty").is_dir(), "one that was there stays"
+
+
+def test_labels_that_are_no_text_are_taught_from_python(
+    model_folder: Path, folders: Path, tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(folders / "first" / "digit-0", tmp_path / "zero" / "0")
+    for flags in ((), ("--more",)):
+        assert learn(model_folder, tmp_path / "zero", "--device", "cpu", *flags) == 2
+        message = capsys.readouterr().err
+        assert "The model's label 0 is no text but of type int, and names of folders are text." in message
+        assert "Such a model is taught from Python" in message
+
+
 def test_two_at_a_time_are_kept_apart(uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
     from efcil.files import locked
 

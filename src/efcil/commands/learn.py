@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -63,7 +64,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Learn the folder, and save the model."""
     from efcil.engine.interrupt import StopRequest
     from efcil.engine.progress import Progress
-    from efcil.files import locked, refuse_full, refuse_unwritable
+    from efcil.files import locked, refuse_full
     from efcil.model import ModelError, format
     from efcil.model.images import gather_labelled
     from efcil.model.learning import (
@@ -81,9 +82,8 @@ def execute(arguments: argparse.Namespace) -> int:
     pictures, labels = gather_labelled(arguments.data)
     if format.is_run(folder):
         raise ModelError(f"{folder} is the model of an experiment, which stays as it is. Learn in a folder of its own.")
-    refuse_unwritable(folder, 0)
     words = (_STOPPING_MORE, _STOPPED_MORE) if arguments.more else ()
-    with locked(folder / ".lock"), StopRequest(*words) as stop:
+    with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
         refuse_lost(folder)
         begun = None if arguments.discard else unfinished_task(folder)
         if format.exists(folder):
@@ -114,6 +114,21 @@ def execute(arguments: argparse.Namespace) -> int:
             images, classes = _number(len(labels), "image"), _number(len(model.card.classes), "class")
             progress.say(f"{folder}: learned {what} from {images}; it knows {classes} now.")
     return 0
+
+
+@contextlib.contextmanager
+def _made_for_use(folder: Path) -> Iterator[None]:
+    """Make the folder of a model, and remove it again where nothing has been put into it."""
+    from efcil.files import refuse_unwritable
+
+    new = not folder.exists()
+    refuse_unwritable(folder, 0)
+    try:
+        yield
+    finally:
+        if new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _contents(folder: Path, labels: Sequence[Hashable]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,6 +83,7 @@ def learn(
         )
     elif len(labels) < 2:
         raise InputError("A task of 1 image (n_samples = 1) cannot be learned from. Give at least two.")
+    _warn_of_unsaveable(given)
     model.settle()
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if more:
@@ -96,12 +98,19 @@ def refuse_lookalikes(model: Model, labels: Sequence[Hashable]) -> None:
     present, known = set(model.card.labels), {_plain(label): label for label in model.card.labels}
     for label in dict.fromkeys(labels):
         twin = known.get(_plain(label))
-        if twin is not None and label not in present:
+        if twin is None or label in present:
+            continue
+        if not isinstance(twin, str):
             raise ModelError(
-                f"The class {str(label)!r} is new, but differs from {str(twin)!r}, which the model "
-                "knows, only in upper and lower case or in outer spaces. If it is the same class, rename its folder "
-                "and add --more; if it is another one, give it a name that tells them apart."
+                f"The model's label {twin!r} is no text but of type {type(twin).__name__}, and names of folders are "
+                "text. Such a model is taught from Python, where labels of any kind can be given: "
+                "IncrementalClassifier.load, then partial_fit."
             )
+        raise ModelError(
+            f"The class {str(label)!r} is new, but differs from {str(twin)!r}, which the model "
+            "knows, only in upper and lower case or in outer spaces. If it is the same class, rename its folder "
+            "and add --more; if it is another one, give it a name that tells them apart."
+        )
 
 
 def _plain(label: Hashable) -> str:
@@ -308,6 +317,15 @@ def _value(value: Any) -> str:
 def _as_written_now(card: dict[str, Any]) -> dict[str, Any]:
     """Return a saved card as this version would write it: settings may have been added since."""
     return json.loads(json.dumps(read_card(card).to_json()))
+
+
+def _warn_of_unsaveable(labels: list[Hashable]) -> None:
+    """Say of labels that work in memory alone that they do, before time is spent on learning them."""
+    try:
+        for label in labels:
+            encode_label(label)
+    except ModelError as error:
+        warnings.warn(f"{error} As it is, the model works in memory only.", stacklevel=4)
 
 
 def _refuse_unknown(labels: list[Hashable]) -> None:
