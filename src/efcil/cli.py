@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, EfcilError):
             return _fail(str(error), MISTAKE)
         if isinstance(error, PermissionError) and error.filename is not None:
-            return _fail(f"{error.filename} cannot be opened ({error.strerror}). Change its permissions.", MISTAKE)
+            advice = "Change its permissions, or those of its folder."
+            return _fail(f"{error.filename} cannot be opened ({error.strerror}). {advice}", MISTAKE)
         return _fail(f"Unexpected {type(error).__name__}: {error}. Add --debug to see where.", FAILED)
 
 

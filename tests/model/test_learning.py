@@ -208,7 +208,9 @@ def test_settings_of_a_damaged_first_task_are_not_forgotten(
         assert "begins anew" in capsys.readouterr().out
     else:
         assert learn(model, folders / "first", "--device", "cpu") == 2
-        assert "settings that it was begun with are not known any more" in capsys.readouterr().err
+        message = capsys.readouterr().err
+        assert "settings that it was begun with are not known any more" in message
+        assert "Remove" not in message, "the advice is to discard it"
         assert tensors.exists()
         assert learn(model, folders / "first", *flags, "--discard") == 0
     card = Model.load(model, "cpu").card
@@ -252,6 +254,16 @@ def test_a_damaged_unfinished_task_begins_anew(
     assert learn(interrupted, folders / "second", "--device", "cpu") == 0
     assert "begins anew" in capsys.readouterr().out
     assert same(Model.load(interrupted, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
+def test_an_unfinished_task_that_must_not_be_read_is_left_alone(
+    interrupted: Path, folders: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    before = {path: path.read_bytes() for path in (interrupted / "partial").iterdir()}
+    monkeypatch.setattr("efcil.engine.checkpoint.os.access", lambda file, mode: not file.name.startswith("state"))
+    assert learn(interrupted, folders / "second", "--device", "cpu") == 1
+    assert "cannot be read (permission denied)" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (interrupted / "partial").iterdir()} == before
 
 
 def test_an_unfinished_task_that_was_finished_after_all_is_forgotten(

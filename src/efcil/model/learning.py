@@ -17,7 +17,7 @@ import torch
 import efcil
 from efcil import methods
 from efcil.engine import checkpoint, hardware
-from efcil.engine.checkpoint import CheckpointError, TaskKeeper
+from efcil.engine.checkpoint import CheckpointError, Damaged, Forbidden, TaskKeeper
 from efcil.engine.first_task import FirstTask
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Progress
@@ -140,11 +140,18 @@ def unfinished_task(folder: Path) -> Card | None:
         return None
     try:
         return read_card(checkpoint.facts_of(partial)["task"]["card"])
+    except Forbidden:
+        raise
     except (EfcilError, KeyError, TypeError) as error:
         raise ModelError(
-            f"The unfinished task in {partial} cannot be gone on with ({str(error).rstrip('.')}), and the settings "
-            "that it was begun with are not known any more. Give them again with --discard to begin it anew."
+            f"The unfinished task in {partial} cannot be gone on with ({_reason(error)}), and the settings that it was "
+            "begun with are not known any more. Give them again with --discard to begin it anew."
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong with an unfinished task, without advice that is meant for other checkpoints."""
+    return f"{error.file.name}: {error.reason}" if isinstance(error, Damaged) else str(error).rstrip(".")
 
 
 def refuse_lost(folder: Path) -> None:
@@ -153,7 +160,7 @@ def refuse_lost(folder: Path) -> None:
         return
     try:
         begun = unfinished_task(folder)
-    except ModelError:
+    except EfcilError:
         begun = None
     later = begun is not None and begun.visits
     # What is killed while it saves its first task leaves tensors, too; going on makes them again.
@@ -273,8 +280,10 @@ class _Journal:
                 return None
             position = Position(**saved.facts["position"])
             checkpoint.restore_training(trainer, saved.tensors)
+        except Forbidden:
+            raise
         except (CheckpointError, KeyError, TypeError) as error:
-            say(f"The unfinished task in {folder} cannot be gone on with ({error}); it begins anew.")
+            say(f"The unfinished task in {folder} cannot be gone on with ({_reason(error)}); it begins anew.")
             return None
         say(f"going on in epoch {position.epoch + 1}, after step {position.step}")
         return position
@@ -303,11 +312,9 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def _plain_settings(card: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a written card, with what has become of those that were left open."""
-    settled = {name: card["resolved"][name] for name in ("network", "augmentation")} | {
-        "image_size": card["image_size"]
-    }
-    settings = card["settings"] | settled
-    return settings | settings.pop("overrides")
+    settings = {name: value for name, value in card["settings"].items() if name != "overrides"}
+    settled = {name: card["resolved"][name] for name in ("network", "augmentation")}
+    return settings | settled | {"image_size": card["image_size"]} | card["settings"]["overrides"]
 
 
 def _value(value: Any) -> str:
