@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from safetensors.torch import save as serialise
 from sklearn.metrics import roc_auc_score
 
 from efcil import methods
@@ -357,3 +360,143 @@ def test_mistakes(honest: Path, photos: Path, capsys: Any) -> None:
     assert main(["audit", str(honest)]) == 2
     assert main(["audit", str(honest), "--data", "nowhere"]) == 2
     assert main(["audit", str(honest), "--data", str(photos), "--format", "xml"]) == 2
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------
+
+PICTURE = base64.b64encode(bytes(range(256))).decode()
+
+
+def verdict(capsys: pytest.CaptureFixture[str], model: Path, data: Path) -> dict[str, Any]:
+    """Audit a model that must not pass; text and JSON say so."""
+    assert main(["audit", str(model), "--data", str(data)]) == 1
+    text = capsys.readouterr().out
+    assert "\nFAILED: no image was found, but " in text
+    assert main(["audit", str(model), "--data", str(data), "--format", "json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert not facts["passed"]
+    assert text.endswith(facts["verdict"] + "\n")
+    return facts | {"text": text}
+
+
+def test_files_that_are_no_part_of_a_model(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    model = Path(shutil.copytree(honest, tmp_path / "model"))
+    (model / ".lock").write_text("1234\n")
+    assert main(["audit", str(model), "--data", str(photos)]) == 0
+    assert main(["inspect", str(model)]) == 0
+    assert "no part of the model" not in capsys.readouterr().out
+    shutil.copytree(photos / "train" / "left", model / "memory" / "deep")
+    shutil.copy(next((photos / "train" / "left").iterdir()), model / "kept.png")
+    shutil.copy(next(model.glob("*.safetensors")), model / "model-0123456789abcdef.safetensors")
+    (model / ".lock").write_text(PICTURE)
+    (model / "link").symlink_to(photos)
+    facts = verdict(capsys, model, photos)
+    files = facts["extras"]["files"]
+    assert len(files) == 24
+    assert {".lock", "kept.png", "link", "model-0123456789abcdef.safetensors"} < set(files)
+    assert "NO PART OF THE MODEL: kept.png\n" in facts["text"]
+    assert "NO PART OF THE MODEL: 4 more files or fields\n" in facts["text"]
+    assert "Put them elsewhere." in facts["verdict"]
+    assert main(["inspect", str(model)]) == 0
+    assert "\n  kept.png\n" in capsys.readouterr().out
+    assert main(["inspect", str(model), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["other_files"] == files
+
+
+def test_a_model_among_its_images(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = Path(shutil.copytree(photos / "train", tmp_path / "both"))
+    for file in honest.iterdir():
+        shutil.copy(file, folder)
+    assert len(verdict(capsys, folder, folder)["extras"]["files"]) == 40
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("facts.memory", lambda described: described["facts"].update(memory=PICTURE)),
+        ("facts.classes[1].picture", lambda described: described["facts"]["classes"][1].update(picture=PICTURE)),
+        ("facts.efcil", lambda described: described["facts"].update(efcil=PICTURE)),
+        ("facts.visits[0].note", lambda described: described["facts"]["visits"][0].update(note=[1, 2])),
+        ("facts.settings.data", lambda described: described["facts"]["settings"].update(data="kept")),
+        ("facts.settings.overrides.x", lambda described: described["facts"]["settings"]["overrides"].update(x="y")),
+        ("facts.classes[0].label", lambda described: described["facts"]["classes"][0].update(label=PICTURE)),
+        (
+            "facts.classes[0].label, longer than a name",
+            lambda described: described["facts"]["classes"][0].update(label={"tuple": [*range(256)]}),
+        ),
+        ("memory", lambda described: described.update(memory=PICTURE)),
+        ("tensors.memory", lambda described: described["tensors"].update(memory=PICTURE)),
+    ],
+)
+def test_fields_that_no_card_has(
+    place: str, change: Callable[[Any], Any], honest: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    model = Path(shutil.copytree(honest, tmp_path / "model"))
+    described = json.loads((model / "model.json").read_text())
+    del described["checksum"]
+    change(described)
+    described["checksum"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    (model / "model.json").write_text(json.dumps(described, indent=1) + "\n")
+    facts = verdict(capsys, model, photos)
+    assert any(part.startswith(f"model.json: {place}") for part in facts["extras"]["parts"])
+    assert main(["inspect", str(model)]) == 0
+    assert place in capsys.readouterr().out
+
+
+def test_text_that_no_reader_sees(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    """A field twice, of which the last one counts, and spaces that could mean something."""
+    model = Path(shutil.copytree(honest, tmp_path / "model"))
+    text = (model / "model.json").read_text()
+    for changed in (text.replace("{", f'{{"facts": "{PICTURE}",', 1), text.replace("\n", "\n\t ")):
+        (model / "model.json").write_text(changed)
+        assert verdict(capsys, model, photos)["extras"]["parts"] == ["model.json: more text than its fields make"]
+
+
+def test_text_beside_the_tensors(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    tensors = load_file(next(honest.glob("*.safetensors")))
+    facts = json.loads((honest / "model.json").read_text())["facts"]
+    plain = serialise(tensors)
+    length = int.from_bytes(plain[:8], "little")
+    spaced = (length + 8).to_bytes(8, "little") + plain[8 : 8 + length] + b"\t \t\t  \t " + plain[8 + length :]
+    for number, (content, words) in enumerate(
+        ((serialise(tensors, {"memory": PICTURE}), "metadata 'memory'"), (spaced, "more text in its header"))
+    ):
+        model = tmp_path / str(number)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checkpoint, "serialise_tensors", lambda _, content=content: content)
+            checkpoint.write(model, tensors, facts, "model")
+        (part,) = verdict(capsys, model, photos)["extras"]["parts"]
+        assert words in part
+
+
+def test_an_unfinished_task_does_not_pass(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    model = Path(shutil.copytree(honest, tmp_path / "model"))
+    checkpoint.write(model / "partial", {"learner.memory": torch.zeros(3)}, {})
+    facts = verdict(capsys, model, photos)
+    assert facts["extras"] == {"files": [], "parts": [], "unfinished": True}
+    assert "Finish it with the `efcil learn` command that began it, or delete partial/" in facts["verdict"]
+    (model / "partial" / "kept.png").write_bytes(b"")
+    assert verdict(capsys, model, photos)["extras"]["files"] == ["partial/kept.png"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.update(fisher=torch.zeros(30)), "it holds a tensor 'fisher' that efc does not have"),
+        (lambda t: t.update(feature_matrix=torch.zeros(8, 8)), "is F32 of shape (8, 8) where F32 of shape (64, 64)"),
+        (lambda t: t.update(means=t["means"].to(torch.uint8)), "'means' is torch.uint8"),
+        (lambda t: t.pop("means"), "the tensor 'means' is missing"),
+        (lambda t: t.update(means=t["means"].repeat(2, 1)), "knows 2 classes but keeps the means of 4"),
+    ],
+    ids=["name", "shape", "type", "missing", "rows"],
+)
+def test_tensors_that_the_method_does_not_have(
+    change: Callable[[Any], Any], words: str, honest: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Names with a purpose are not enough: what no model of this method can hold is unexplained."""
+    facts = verdict(capsys, plant(honest, tmp_path / "model", change), photos)
+    assert facts["unaccounted"] == []
+    (misfit,) = facts["misfits"]
+    assert words in misfit
+    assert f"UNEXPLAINED: {misfit}" in facts["text"]
+    assert "the model cannot be used" in facts["no_membership"]

@@ -11,12 +11,12 @@ from efcil.commands.parser import add_debug, add_format
 from efcil.errors import printable, some
 
 FORMATS = ("text", "json")
-SHOWN_MATCHES = 5
+SHOWN_MATCHES, SHOWN_EXTRAS = 5, 20
 
 DESCRIPTION = """\
-Check a model against the images it was trained on: that every tensor it stores is explained, that none of them is an
-image, a resized image or a patch, and how well its numbers tell training images from others. The exit code is 1 if a
-tensor is unexplained or must be taken for an image. Only the images that are given are looked for.
+Check a model against the images it was trained on: that everything in its folder is explained, that no tensor is an
+image, a resized image or a patch, and how well its numbers tell training images from others. The exit code is 1 if
+something is unexplained or must be taken for an image. Only the images that are given are looked for.
 """
 
 
@@ -61,7 +61,8 @@ def describe(found: Any) -> str:
     lines = ["1. What is stored"]
     for row in found.stored:
         lines.append(f"   {row.title:<26} {row.tensors:>4} tensors {row.numbers:>12,} numbers  {row.use}")
-    lines += [f"   UNEXPLAINED: {name}" for name in found.unaccounted]
+    lines += [f"   UNEXPLAINED: {printable(what)}" for what in (*found.unaccounted, *found.misfits)]
+    lines += [f"   {printable(line)}" for line in beside(found.extras)]
     lines.append(f"2. Images among it: {found.images} training images compared with every row that could be one")
     lines.append(f"   {_covered(found.coverage)}")
     for match in found.matches[:SHOWN_MATCHES]:
@@ -82,6 +83,14 @@ def describe(found: Any) -> str:
         lines.append(f"   not measured: {found.no_membership}")
     lines.append(found.verdict)
     return "\n".join(lines)
+
+
+def beside(extras: Any) -> list[str]:
+    """Say what a model folder holds that is no part of the model."""
+    lines = [f"NO PART OF THE MODEL: {name}" for name in (*extras.files[:SHOWN_EXTRAS], *extras.parts[:SHOWN_EXTRAS])]
+    more = sum(max(0, len(names) - SHOWN_EXTRAS) for names in (extras.files, extras.parts))
+    lines += [f"NO PART OF THE MODEL: {more:,} more files or fields"] if more else []
+    return lines + (["UNFINISHED TASK: partial/"] if extras.unfinished else [])
 
 
 def _covered(coverage: Any) -> str:

@@ -31,24 +31,25 @@ def add_parser(subparsers: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the model's card and inventory."""
-    from efcil.engine import checkpoint
     from efcil.model import format
     from efcil.model.audit import inventory
+    from efcil.model.contents import extras
 
     folder = arguments.model.expanduser()
     card, tensors = format.read_raw(folder)
     stored = inventory(card, tensors)
-    unfinished = checkpoint.exists(folder / format.PARTIAL)
+    others = extras(folder, card)
     if arguments.format == "json":
         by_name = {name: {"shape": list(t.shape), "type": str(t.dtype)} for name, t in sorted(tensors.items())}
         facts = {"card": card.to_json(), "stored": [dataclasses.asdict(each) for each in stored], "tensors": by_name}
-        print(json.dumps(facts | {"unfinished_task": unfinished}, indent=1, ensure_ascii=False))
+        beside = {"unfinished_task": others.unfinished, "other_files": others.files, "other_parts": others.parts}
+        print(json.dumps(facts | beside, indent=1, ensure_ascii=False))
         return 0
-    print(describe(card, stored, unfinished))
+    print(describe(card, stored, others))
     return 0
 
 
-def describe(card: Any, stored: list[Any], unfinished: bool) -> str:
+def describe(card: Any, stored: list[Any], others: Any) -> str:
     """Return card and inventory as text."""
     size, count = card.image_size, len(card.classes)
     lines = [
@@ -75,6 +76,9 @@ def describe(card: Any, stored: list[Any], unfinished: bool) -> str:
     lines += ["", "what could be recovered from it"]
     for row in stored:
         lines.append(textwrap.fill(f"{row.title}: {row.recovery}", 100, initial_indent="  ", subsequent_indent="    "))
-    if unfinished:
+    strangers = [*others.files, *others.parts]
+    if strangers:
+        lines += ["", "in the folder, and no part of the model", *(f"  {printable(name)}" for name in strangers)]
+    if others.unfinished:
         lines += ["", "A task is unfinished: give the `efcil learn` command that began it again to go on with it."]
     return "\n".join(lines)

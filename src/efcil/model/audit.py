@@ -1,4 +1,4 @@
-"""The audit of a model: is all it stores accounted for, does it store an image, and what do its numbers betray?"""
+"""The audit of a model: is all in its folder accounted for, does it store an image, what do its numbers betray?"""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from efcil import methods
 from efcil.errors import some
-from efcil.model import format, matching, purposes
+from efcil.model import contents, format, matching, purposes
 from efcil.model.card import Card, ModelError
+from efcil.model.contents import Extras
 from efcil.model.images import InputError, Pictures, class_folders, folder_label
 from efcil.model.matching import Match
 from efcil.model.membership import Membership, membership
@@ -55,10 +56,12 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found. It has failed when a tensor is unexplained or must be taken for an image."""
+    """What an audit found. It has failed when something stored is unexplained or must be taken for an image."""
 
     stored: list[Stored]
     unaccounted: list[str]
+    misfits: list[str]
+    extras: Extras
     matches: list[Match]
     images: int
     coverage: Coverage
@@ -69,7 +72,7 @@ class Audit:
     @property
     def failed(self) -> bool:
         """Whether the model stores an image, or something that nobody has explained."""
-        return bool(self.unaccounted) or self.holds_images
+        return self.holds_images or bool(self.reasons)
 
     @property
     def holds_images(self) -> bool:
@@ -81,15 +84,32 @@ class Audit:
         """The outcome in one sentence."""
         if self.holds_images:
             return "FAILED: the model stores what must be taken for an image."
-        if self.unaccounted:
-            names = ", ".join(self.unaccounted)
-            return (
-                f"FAILED: no image was found, but nobody has said what {names} is for. The method's author can, in its "
-                "attribute `purposes`."
-            )
+        if self.reasons:
+            return "FAILED: no image was found, but " + " And ".join(self.reasons)
         if not self.coverage.complete:
             return "Passed for these images: none of them is stored. Others that the model learned from were not given."
         return "Passed: no image is stored."
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it cannot pass though no image was found, each with what to do."""
+        found = []
+        if self.unaccounted:
+            names = ", ".join(self.unaccounted)
+            found.append(f"nobody has said what {names} is for. The method's author can, in its attribute `purposes`.")
+        if self.misfits:
+            found.append(f"{'; '.join(self.misfits)}. Restore the model from a copy, or train it again.")
+        if self.extras.files:
+            names = some(self.extras.files)
+            found.append(f"files lie in the folder that are no part of a model: {names}. Put them elsewhere.")
+        if self.extras.parts:
+            found.append(f"its files hold what efcil does not write: {some(self.extras.parts)}. Remove it.")
+        if self.extras.unfinished:
+            found.append(
+                "a task is unfinished, whose state in partial/ was not looked at. Finish it with the `efcil learn` "
+                "command that began it, or delete partial/, and audit again."
+            )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -97,7 +117,7 @@ class Audit:
         for value, match in zip(values["matches"], self.matches, strict=True):
             value["found"] = match.found
         values["coverage"]["complete"] = self.coverage.complete
-        return {"passed": not self.failed} | values
+        return {"passed": not self.failed, "verdict": self.verdict} | values
 
 
 def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
@@ -119,18 +139,42 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
         unrelated, pixels = "held-out images", others[0]
     factor, summand = card.normalisation.constants(torch.device("cpu"))
     matches = matching.match(tensors, training[0], pixels, (factor.tolist(), summand.tolist()))
+    missing = purposes.unaccounted(tensors, _known(card))
+    misfits = [reason for name, reason in format.misfits(card, tensors).items() if name not in missing]
     members: list[Membership] = []
     reason = None
-    if others is None:
-        reason = "there are no held-out images; give some with --held-out"
-    else:
-        try:
-            members = membership(Model.load(folder, device="cpu"), training, others)
+    try:
+        model = _model(card, tensors, misfits)
+        if others is None:
+            reason = "there are no held-out images; give some with --held-out"
+        else:
+            members = membership(model, training, others)
             reason = None if members else "the images are of classes that the model does not know"
-        except ModelError as error:
-            reason = str(error)
-    missing = purposes.unaccounted(tensors, _known(card))
-    return Audit(inventory(card, tensors), missing, matches, len(paths), covered, unrelated, members, reason)
+    except ModelError as error:
+        reason = f"the model cannot be used: {error}"
+        if not misfits and not missing:
+            misfits = [str(error)]
+    return Audit(
+        stored=inventory(card, tensors),
+        unaccounted=missing,
+        misfits=misfits,
+        extras=contents.extras(folder, card),
+        matches=matches,
+        images=len(paths),
+        coverage=covered,
+        unrelated=unrelated,
+        membership=members,
+        no_membership=reason,
+    )
+
+
+def _model(card: Card, tensors: Mapping[str, Tensor], misfits: Sequence[str]) -> Model:
+    """Return the model that these tensors make; a ModelError says why they make none."""
+    if misfits:
+        raise ModelError(misfits[0])
+    method = format.skeleton(card)
+    format.restore(card, method, tensors)
+    return Model(card, method, device="cpu")
 
 
 def coverage(card: Card, labels: Sequence[str]) -> Coverage:

@@ -11,7 +11,7 @@ the model that was saved, or a ModelError that says what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +45,11 @@ def is_run(folder: Path) -> bool:
     return not exists(folder) and checkpoint.exists(folder, from_run.STEM)
 
 
+def stem_of(folder: Path) -> str:
+    """Return how the files of a model folder begin: a run calls its model otherwise."""
+    return from_run.STEM if is_run(folder) else STEM
+
+
 def write(folder: Path, card: Card, tensors: Mapping[str, Tensor]) -> None:
     """Save a model in place of the one that may be there; whoever is killed meanwhile leaves one of the two."""
     checkpoint.write(folder, tensors, card.to_json(), STEM)
@@ -58,6 +63,14 @@ def read(folder: Path) -> tuple[Card, Method]:
 def read_raw(folder: Path) -> tuple[Card, dict[str, Tensor]]:
     """Return card and tensors of a model folder, whatever the tensors are called."""
     return _undisturbed(folder, _read_raw)
+
+
+def misfits(card: Card, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return tensors that are not as the card's method has them, and why: name -> a sentence without its full stop."""
+    found = {
+        name: (_DTYPES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape)) for name, tensor in tensors.items()
+    }
+    return dict(_compared(found, card, skeleton(card)))
 
 
 def _undisturbed(folder: Path, function: Callable[[Path], Found]) -> Found:
@@ -151,16 +164,24 @@ def _check_header(file: Path, card: Card, method: Method) -> None:
             found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
     except Exception as error:  # the library's own error, OSError, and whatever else a header can cause
         raise Damaged(file, f"its header cannot be read: {error}") from None
+    for _, reason in _compared(found, card, method):
+        raise ModelError(reason)
+
+
+def _compared(
+    found: Mapping[str, tuple[str, tuple[int, ...]]], card: Card, method: Method
+) -> Iterator[tuple[str, str]]:
+    """Yield the tensors that are missing, unknown, or of another type or shape than the method's, and what is wrong."""
     expected = method.state_dict()
     for name in expected:
         if name not in found:
-            raise ModelError(f"the tensor {name!r} is missing")
+            yield name, f"the tensor {name!r} is missing"
     for name, (dtype, shape) in found.items():
         wanted = expected.get(name)
         if wanted is None and not _belongs_to_a_list(method, name):
-            raise ModelError(f"it holds a tensor {name!r} that {card.settings.method} does not have")
+            yield name, f"it holds a tensor {name!r} that {card.settings.method} does not have"
         if wanted is not None and (_DTYPES.get(wanted.dtype) != dtype or not _fits(shape, tuple(wanted.shape))):
-            raise ModelError(f"the tensor {name!r} is {dtype} of shape {shape} where {_words(wanted)} is expected")
+            yield name, f"the tensor {name!r} is {dtype} of shape {shape} where {_words(wanted)} is expected"
 
 
 def _fits(shape: tuple[int, ...], template: tuple[int, ...]) -> bool:

@@ -17,6 +17,12 @@ from efcil.settings import Settings, completed, method_settings, resolve
 
 #: What engine/checkpoint.py calls the state of a run.
 STEM = "state"
+#: All that experiment/state.py writes beside the tensors.
+FACTS = (
+    "completed", "agnostic", "aware", "task_sizes", "class_order", "class_names", "dataset", "image_size",
+    "normalisation", "network", "head_sizes", "method", "classifier", "method_settings", "first_task", "seconds",
+    "commits", "efcil",
+)  # fmt: skip
 
 
 def card_of_run(facts: Mapping[str, Any], written: float) -> Card:
