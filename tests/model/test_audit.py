@@ -111,7 +111,8 @@ def test_what_was_not_looked_at_is_said(honest: Path, photos: Path, tmp_path: Pa
 @pytest.mark.parametrize("held_out", [True, False])
 def test_a_stored_image_is_caught(held_out: bool, honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
     """A method that keeps exemplars on purpose."""
-    image = torch.from_numpy(np.array(Image.open(sorted((photos / "train" / "left").iterdir())[3])))
+    file = sorted((photos / "train" / "left").iterdir())[3]
+    image = torch.from_numpy(np.array(Image.open(file)))
     kept = torch.stack([torch.zeros(3, SIZE, SIZE), image.permute(2, 0, 1).float() / 255.0])
     model = plant(honest, tmp_path / "model", lambda t: t.update(memory=kept))
     data = photos if held_out else photos / "train"
@@ -121,9 +122,11 @@ def test_a_stored_image_is_caught(held_out: bool, honest: Path, photos: Path, tm
     best = facts["matches"][0]
     assert (best["tensor"], best["row"], best["image"], best["found"]) == ("memory", 1, 3, True)
     assert best["correlation"] > 0.999
+    assert best["file"] == str(file)
     assert main(["audit", str(model), "--data", str(data)]) == 1
     text = capsys.readouterr().out
     assert "UNEXPLAINED: memory" in text
+    assert f"IS IMAGE {file}\n" in text
     assert text.endswith("FAILED: the model stores what must be taken for an image.\n")
 
 
@@ -500,3 +503,20 @@ def test_tensors_that_the_method_does_not_have(
     assert words in misfit
     assert f"UNEXPLAINED: {misfit}" in facts["text"]
     assert "the model cannot be used" in facts["no_membership"]
+
+
+@pytest.mark.parametrize(
+    "turned", [lambda image: image, lambda image: np.rot90(image)[:, ::-1]], ids=["copy", "turned"]
+)
+def test_copies_of_training_images_are_not_held_out(
+    turned: Callable[[np.ndarray], np.ndarray], honest: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """They would hide a stored image, which resembles them as much; under which name they lie does not matter."""
+    shutil.copytree(photos / "test", tmp_path / "others")
+    original = sorted((photos / "train" / "left").iterdir())[3]
+    copy = tmp_path / "others" / "right" / "another.bmp"
+    Image.fromarray(np.ascontiguousarray(turned(np.array(Image.open(original))))).save(copy)
+    assert main(["audit", str(honest), "--data", str(photos), "--held-out", str(tmp_path / "others")]) == 2
+    shown = capsys.readouterr()
+    assert f"{copy} is both among the training and the held-out images: it shows the same as {original}." in shown.err
+    assert "Passed" not in shown.out

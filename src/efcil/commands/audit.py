@@ -66,7 +66,7 @@ def describe(found: Any) -> str:
     lines.append(f"2. Images among it: {found.images} training images compared with every row that could be one")
     lines.append(f"   {_covered(found.coverage)}")
     for match in found.matches[:SHOWN_MATCHES]:
-        verdict = f"IS IMAGE {match.image}" if match.found else "no image"
+        verdict = f"IS IMAGE {printable(match.file)}" if match.found else "no image"
         lines.append(
             f"   {match.tensor}, row {match.row}: correlation {match.correlation:.3f} with {match.compared_with}, "
             f"{match.unrelated:.3f} with {found.unrelated}: {verdict}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,14 +132,18 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
             f"{some(covered.not_checked)}. Give the images that it learned from, in folders named after its classes."
         )
     training = _read(paths, labels, card.image_size)
-    others = _others(data, held_out, card.image_size)
+    held_out_paths, others = _others(data, held_out, card.image_size)
     if others is None:
         unrelated = "the training images with random phases"
         pixels = matching.scrambled(training[0])
     else:
         unrelated, pixels = "held-out images", others[0]
+        _refuse_copies(training[0], paths, pixels, held_out_paths)
     factor, summand = card.normalisation.constants(torch.device("cpu"))
-    matches = matching.match(tensors, training[0], pixels, (factor.tolist(), summand.tolist()))
+    matches = [
+        dataclasses.replace(one, file=str(paths[one.image]))
+        for one in matching.match(tensors, training[0], pixels, (factor.tolist(), summand.tolist()))
+    ]
     missing = purposes.unaccounted(tensors, _known(card))
     misfits = [reason for name, reason in format.misfits(card, tensors).items() if name not in missing]
     members: list[Membership] = []
@@ -219,12 +224,31 @@ def _read(paths: list[Path], labels: list[str], size: int) -> tuple[np.ndarray, 
     return Pictures(paths).pixels(size), list(labels)
 
 
-def _others(data: Path, held_out: Path | None, size: int) -> tuple[np.ndarray, list[Any]] | None:
+def _others(data: Path, held_out: Path | None, size: int) -> tuple[list[Path], tuple[np.ndarray, list[Any]] | None]:
     """Return held-out images: those asked for, else those that lie beside the training images, else none."""
     paths, labels = class_folders(held_out) if held_out is not None else class_folders(data, held_out=True)
-    if held_out is not None:
-        inside = {path.resolve() for path in class_folders(data)[0]}
-        shared = [path for path in paths if path.resolve() in inside]
-        if shared:
-            raise InputError(f"{shared[0]} is both among the training and the held-out images. Give others.")
-    return _read(paths, labels, size) if paths else None
+    return paths, _read(paths, labels, size) if paths else None
+
+
+def _refuse_copies(training: np.ndarray, paths: Sequence[Path], others: np.ndarray, held_out: Sequence[Path]) -> None:
+    """Refuse held-out images that show what a training image shows, turned and mirrored or not.
+
+    A stored image is told by resembling a training image more than any held-out one, which it cannot resemble more
+    than its copy.
+    """
+    seen = {_digest(image): path for image, path in zip(training, paths, strict=True)}
+    for image, path in zip(others, held_out, strict=True):
+        if image.min() == image.max():
+            continue  # blank ones are all the same, and resemble nothing
+        for turns in range(4):
+            turned = np.rot90(image, turns)
+            twin = seen.get(_digest(turned)) or seen.get(_digest(turned[:, ::-1]))
+            if twin is not None:
+                raise InputError(
+                    f"{path} is both among the training and the held-out images: it shows the same as {twin}. Give "
+                    "held-out images (--held-out) that are no training images."
+                )
+
+
+def _digest(image: np.ndarray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(image).data).digest()

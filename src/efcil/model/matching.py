@@ -39,7 +39,10 @@ MATCH, CLOSER, EXACT, LONG_ROW = 0.9, 4.0, 0.999, 192
 
 @dataclass(frozen=True)
 class Match:
-    """The best correlation of a tensor's rows with training images, and the same row's with other images."""
+    """The best correlation of a tensor's rows with training images, and the same row's with other images.
+
+    `image` is the number of the training image, `file` its file where it has one.
+    """
 
     tensor: str
     row: int
@@ -48,6 +51,7 @@ class Match:
     image: int
     correlation: float
     unrelated: float
+    file: str = ""
 
     @property
     def found(self) -> bool:
