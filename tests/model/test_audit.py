@@ -24,6 +24,7 @@ from efcil.engine import checkpoint
 from efcil.methods.finetune import FineTune
 from efcil.model import Model, matching, purposes
 from efcil.model.audit import audit
+from efcil.model.matching import Images
 from efcil.model.membership import interval, membership, roc_auc
 
 QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu"}
@@ -176,9 +177,30 @@ def test_an_image_under_a_known_name_is_caught(honest: Path, photos: Path, tmp_p
 def test_disguises(disguise: Callable[[torch.Tensor], torch.Tensor]) -> None:
     training, others = photographs(40, 1), photographs(40, 2)
     kept = disguise(torch.from_numpy(training[17]))
-    (best,) = matching.match({"kept": kept.reshape(1, -1).contiguous()}, training, others, CONSTANTS)
+    (best,) = matching.match({"kept": kept.reshape(1, -1).contiguous()}, Images(training), Images(others), CONSTANTS)
     assert best.found
     assert best.image == 17
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_an_image_larger_than_the_model_sees_is_caught(
+    held_out: bool, honest: Path, photos: Path, tmp_path: Path
+) -> None:
+    """Its detail is lost at the model's size: the images are read again at the size of the tensor."""
+    draw = np.random.default_rng(0)
+    for number, image in enumerate(draw.integers(0, 256, (12, 96, 96, 3), np.uint8)):
+        place = tmp_path / "large" / ("train" if number % 2 else "test") / "left"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{number}.png")
+    file = tmp_path / "large" / "train" / "left" / "3.png"
+    grey = Image.open(file).convert("L").resize((64, 64), Image.Resampling.BICUBIC)
+    kept = torch.from_numpy(np.array(grey)).float() / 255.0
+    model = plant(honest, tmp_path / "model", lambda t: t.update(feature_matrix=kept))
+    found = audit(model, tmp_path / "large" if held_out else file.parent.parent)
+    assert found.holds_images
+    best = found.matches[0]
+    assert (best.tensor, best.file) == ("feature_matrix", str(file))
+    assert best.compared_with == "an image resized to 64 x 64"
 
 
 def test_among_many_patches_the_nearest_are_looked_around(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,11 +208,11 @@ def test_among_many_patches_the_nearest_are_looked_around(monkeypatch: pytest.Mo
     monkeypatch.setattr(matching, "GRID", 4)  # two by two patches of every image
     training, others = photographs(40, 1), photographs(40, 2)
     kept = torch.from_numpy(training[17])[1:13, 2:14].reshape(1, -1).contiguous()
-    (best,) = matching.match({"kept": kept}, training, others, CONSTANTS)
+    (best,) = matching.match({"kept": kept}, Images(training), Images(others), CONSTANTS)
     assert best.found
     assert best.image == 17
     monkeypatch.setattr(matching, "NEAR", 2.0)
-    (missed,) = matching.match({"kept": kept}, training, others, CONSTANTS)
+    (missed,) = matching.match({"kept": kept}, Images(training), Images(others), CONSTANTS)
     assert not missed.found
 
 
@@ -202,7 +224,7 @@ def test_among_many_patches_the_nearest_are_looked_around(monkeypatch: pytest.Mo
 def test_many_images_in_one_tensor(bundle: Callable[[torch.Tensor], torch.Tensor]) -> None:
     training, others = photographs(40, 1), photographs(40, 2)
     kept = bundle(torch.from_numpy(training[10:20]).permute(0, 3, 1, 2).float())
-    (best,) = matching.match({"kept": kept}, training, others, CONSTANTS)
+    (best,) = matching.match({"kept": kept}, Images(training), Images(others), CONSTANTS)
     assert best.found
     assert best.image == best.row + 10
 
@@ -214,7 +236,7 @@ def test_other_images_and_noise_are_not_taken_for_training_images() -> None:
     smooth = torch.nn.functional.avg_pool1d(noise, 7, 1, 3)
     ramp = torch.linspace(0, 1, 7).repeat(7, 1)
     stored = {"stranger": stranger, "noise": noise, "smooth": smooth, "average": stranger.mean(dim=0), "ramp": ramp}
-    found = matching.match(stored, training, others, CONSTANTS)
+    found = matching.match(stored, Images(training), Images(others), CONSTANTS)
     assert {one.tensor for one in found} == set(stored)
     best = {one.tensor: one.correlation for one in found}
     assert best["ramp"] > matching.MATCH, "a simple pattern resembles a patch of any image"

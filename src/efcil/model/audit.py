@@ -20,7 +20,7 @@ from efcil.model import contents, format, matching, purposes
 from efcil.model.card import Card, ModelError
 from efcil.model.contents import Extras
 from efcil.model.images import InputError, Pictures, class_folders, folder_label
-from efcil.model.matching import Match
+from efcil.model.matching import Images, Match
 from efcil.model.membership import Membership, membership
 from efcil.model.model import Model
 
@@ -133,16 +133,20 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
         )
     training = _read(paths, labels, card.image_size)
     held_out_paths, others = _others(data, held_out, card.image_size)
+    finer = Pictures(paths).pixels
     if others is None:
         unrelated = "the training images with random phases"
-        pixels = matching.scrambled(training[0])
+        compared = Images(
+            matching.scrambled(training[0]),
+            lambda side, start, stop: matching.scrambled(finer(side, start, stop), seed=start),
+        )
     else:
-        unrelated, pixels = "held-out images", others[0]
-        _refuse_copies(training[0], paths, pixels, held_out_paths)
+        unrelated, compared = "held-out images", Images(others[0], Pictures(held_out_paths).pixels)
+        _refuse_copies(training[0], paths, others[0], held_out_paths)
     factor, summand = card.normalisation.constants(torch.device("cpu"))
     matches = [
         dataclasses.replace(one, file=str(paths[one.image]))
-        for one in matching.match(tensors, training[0], pixels, (factor.tolist(), summand.tolist()))
+        for one in matching.match(tensors, Images(training[0], finer), compared, (factor.tolist(), summand.tolist()))
     ]
     missing = purposes.unaccounted(tensors, _known(card))
     misfits = [reason for name, reason in format.misfits(card, tensors).items() if name not in missing]

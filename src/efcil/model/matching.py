@@ -2,10 +2,11 @@
 
 A row of k numbers is compared with everything that has k numbers: the images resized to s x s pixels (3 s^2 numbers in
 colour, s^2 in grey or in one of the colours), turned and mirrored in all eight ways, since training does that to
-images, and patches of s x s pixels; as pixel values and normalised, channels first and last. Where there are too many
-patches, those on a grid of up to an eighth of their side are compared, and all around those that come near. The measure
-is the absolute normalised cross-correlation, which no shift or scale of the values can hide. Rows are also the columns
-of a matrix, and the pieces of a tensor into which a whole number of images would fit.
+images, and patches of s x s pixels; as pixel values and normalised, channels first and last. Images that are larger
+than the model's are made from the originals, patches are those of the image that the model sees. Where there are too
+many patches, those on a grid of up to an eighth of their side are compared, and all around those that come near. The
+measure is the absolute normalised cross-correlation, which no shift or scale of the values can hide. Rows are also the
+columns of a matrix, and the pieces of a tensor into which a whole number of images would fit.
 
 Long rows hardly correlate with anything by chance, short ones do; so each row's best correlation with the training
 images is held against its best with other images.
@@ -14,7 +15,7 @@ images is held against its best with other images.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 
 SHORTEST_ROW = 48
-LARGEST_SIDE = 64
+#: Images are looked for up to this side, or twice the model's where that is more.
+LARGEST_SIDE = 224
 #: Patches are compared at every place as long as there are no more of them, and beyond on a grid, which is a fraction
 #: of their side wide: fine enough for the neighbour of a stored patch to be among the nearest, as a quarter is not.
 MANY_PATCHES, GRID = 50_000, 8
@@ -61,14 +63,43 @@ class Match:
         return exact or (self.correlation >= MATCH and closer)
 
 
-def match(tensors: Mapping[str, Tensor], training: np.ndarray, others: np.ndarray, constants: Constants) -> list[Match]:
-    """Compare stored tensors with training images and with others (uint8 N x size x size x 3): best match per tensor.
+@dataclass(frozen=True)
+class Images:
+    """Images as the model sees them (uint8 N x size x size x 3), and how to read some of them at a larger side.
+
+    `finer(side, start, stop)` does that; without it, larger ones are made from those that the model sees.
+    """
+
+    pixels: np.ndarray
+    finer: Callable[[int, int, int], np.ndarray] | None = None
+
+    @property
+    def size(self) -> int:
+        """The side that the model sees."""
+        return int(self.pixels.shape[1])
+
+    @property
+    def limit(self) -> int:
+        """The largest side that is looked for."""
+        return max(LARGEST_SIDE, 2 * self.size)
+
+    def read(self, side: int, start: int, stop: int) -> Tensor:
+        """Return the images from `start` to `stop` as n x 3 x side x side."""
+        finer = self.finer if side > self.size else None
+        found = self.pixels[start:stop] if finer is None else finer(side, start, stop)
+        pixels = torch.from_numpy(np.ascontiguousarray(found)).permute(0, 3, 1, 2).float()
+        if pixels.shape[2] == side:
+            return pixels
+        return functional.interpolate(pixels, (side, side), mode="bilinear", antialias=True, align_corners=False)
+
+
+def match(tensors: Mapping[str, Tensor], training: Images, others: Images, constants: Constants) -> list[Match]:
+    """Compare stored tensors with training images and with others: best match per tensor.
 
     `constants` are the factor and summand per channel that normalise pixel values.
     """
-    limit = max(LARGEST_SIDE, 2 * training.shape[1])
     best: dict[str, Match] = {}
-    for numbers, rows in _rows_by_length(tensors, training.shape[1], limit).items():
+    for numbers, rows in _rows_by_length(tensors, training.size, training.limit).items():
         stacked = _standardise(torch.cat([values for _, values in rows]))
         here, where, what = _best(stacked, training, numbers, constants)
         there, _, _ = _best(stacked, others, numbers, constants)
@@ -93,6 +124,14 @@ Constants = tuple[Sequence[float], Sequence[float]]
 def scrambled(images: np.ndarray, seed: int = 0) -> np.ndarray:
     """Return images with the same spectrum and random phases: as smooth as the originals, and unrelated to them."""
     draw = np.random.default_rng(seed)
+    together = max(1, PIECE_NUMBERS // (8 * images[:1].size))
+    result = np.empty_like(images)
+    for start in range(0, len(images), together):
+        result[start : start + together] = _with_phases(images[start : start + together], draw)
+    return result
+
+
+def _with_phases(images: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     size = images.shape[1]
     spectrum = np.fft.fft2(images.astype(np.float64), axes=(1, 2))
     # The phases of real noise, one set for all channels, keep the result real.
@@ -127,12 +166,11 @@ def _sides(numbers: int, limit: int) -> list[tuple[int, int]]:
     return [(side, c) for side, c in options if side * side * c == numbers and side <= limit]
 
 
-def _best(rows: Tensor, images: np.ndarray, numbers: int, constants: Constants) -> tuple[Tensor, Tensor, list[str]]:
+def _best(rows: Tensor, images: Images, numbers: int, constants: Constants) -> tuple[Tensor, Tensor, list[str]]:
     """Return every standardised row's best correlation, the image it is with, and what was made of that image."""
     best = torch.zeros(len(rows))
     where = torch.zeros(len(rows), dtype=torch.int64)
     what = [""] * len(rows)
-    limit = max(LARGEST_SIDE, 2 * images.shape[1])
 
     def improve(value: Tensor, image: Tensor, words: str) -> None:
         nonlocal best, where
@@ -141,30 +179,36 @@ def _best(rows: Tensor, images: np.ndarray, numbers: int, constants: Constants) 
         for row in better.nonzero().flatten().tolist():
             what[row] = words
 
-    for side, channels in _sides(numbers, limit):
+    for side, channels in _sides(numbers, images.limit):
         most = max(1, PIECE_NUMBERS // max(len(rows), 3 * side * side))
-        for words, indices, squares in _resized(images, side, most):
-            for vectors in _layouts(squares, channels, constants):
-                value, place = (rows @ _standardise(vectors).T).abs().max(dim=1)
-                improve(value, indices[place], words)
-        if side < images.shape[1]:
-            improve(*_best_patches(rows, images, side, channels, constants, most), f"a patch of {side} x {side}")
+        words = "an image" if side == images.size else f"an image resized to {side} x {side}"
+        step = max(1, min(most, PIECE_NUMBERS // (3 * images.size**2)))
+        for start in range(0, len(images.pixels), step):
+            squares = images.read(side, start, min(start + step, len(images.pixels)))
+            for values, axis in _layouts(squares, channels, constants):
+                value, place = _best_turned(rows, _standardise(values.flatten(1)), values.shape[1:], axis - 1)
+                improve(value, place + start, words)
+        if side < images.size:
+            improve(*_best_patches(rows, images.pixels, side, channels, constants, most), f"a patch of {side} x {side}")
     return best, where, what
 
 
-def _resized(images: np.ndarray, side: int, most: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield (words, which image, pixels M x 3 x side x side) of the resized images, turned and mirrored, M <= most."""
-    size = images.shape[1]
-    step = max(1, min(most, PIECE_NUMBERS // (3 * size * size)))
-    for start in range(0, len(images), step):
-        pixels = torch.from_numpy(np.ascontiguousarray(images[start : start + step])).permute(0, 3, 1, 2).float()
-        indices = torch.arange(start, start + len(pixels))
-        resized = functional.interpolate(pixels, (side, side), mode="bilinear", antialias=True, align_corners=False)
-        words = "an image" if side == size else f"an image resized to {side} x {side}"
-        for turns in range(4):
-            turned = resized.rot90(turns, (2, 3))
-            yield words, indices, turned
-            yield words, indices, turned.flip(3)
+def _best_turned(rows: Tensor, images: Tensor, shape: Sequence[int], axis: int) -> tuple[Tensor, Tensor]:
+    """Return every row's best correlation with standardised images, turned and mirrored, and which one that is with.
+
+    `shape` is that of an image, whose lines and columns are its axes `axis` and `axis` + 1.
+    """
+    # Turning rows does the same as turning images, and costs less where there are fewer.
+    few, many = (rows, images) if len(rows) < len(images) else (images, rows)
+    best, where = torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.int64)
+    for turns in range(4):
+        turned = few.reshape(-1, *shape).rot90(turns, (axis + 1, axis + 2))
+        for mirrored in (turned, turned.flip(axis + 2)):
+            products = (mirrored.flatten(1) @ many.T).abs()
+            value, place = (products if few is rows else products.T).max(dim=1)
+            better = value > best
+            best, where = torch.where(better, value, best), torch.where(better, place, where)
+    return best, where
 
 
 def _best_patches(
@@ -220,23 +264,23 @@ def _around(
 def _correlations(rows: Tensor, patches: Tensor, channels: int, constants: Constants) -> Tensor:
     """Return the correlation (rows, M) with M patches (M, 3, side, side), the best over their layouts."""
     best = torch.zeros(len(rows), len(patches))
-    for vectors in _layouts(patches.float(), channels, constants):
-        best = torch.maximum(best, (rows @ _standardise(vectors).T).abs())
+    for values, _ in _layouts(patches.float(), channels, constants):
+        best = torch.maximum(best, (rows @ _standardise(values.flatten(1)).T).abs())
     return best
 
 
-def _layouts(pixels: Tensor, channels: int, constants: Constants) -> Iterator[Tensor]:
-    """Yield the ways in which M images may lie in memory, as M x numbers."""
+def _layouts(pixels: Tensor, channels: int, constants: Constants) -> Iterator[tuple[Tensor, int]]:
+    """Yield the ways in which M images (M x 3 x side x side) may lie in memory, and which axis are their lines."""
     if channels == 1:
-        yield pixels.mean(dim=1).flatten(1)
-        yield torch.einsum("mcyx,c->myx", pixels, torch.tensor(LUMA)).flatten(1)
+        yield pixels.mean(dim=1), 1
+        yield torch.einsum("mcyx,c->myx", pixels, torch.tensor(LUMA)), 1
         for colour in range(3):
-            yield pixels[:, colour].flatten(1)
+            yield pixels[:, colour], 1
         return
     factor, summand = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in constants)
     for values in (pixels, pixels * factor + summand):
-        yield values.flatten(1)
-        yield values.permute(0, 2, 3, 1).flatten(1)
+        yield values, 2
+        yield values.permute(0, 2, 3, 1), 1
 
 
 def _standardise(rows: Tensor) -> Tensor:
