@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from safetensors.torch import save as serialise
 from sklearn.metrics import roc_auc_score
 
@@ -24,6 +26,7 @@ from efcil.engine import checkpoint
 from efcil.methods.finetune import FineTune
 from efcil.model import Model, matching, purposes
 from efcil.model.audit import audit
+from efcil.model.encoded import encoded_files
 from efcil.model.matching import Images
 from efcil.model.membership import interval, membership, roc_auc
 
@@ -255,6 +258,50 @@ def test_scrambled_images_are_smooth_and_unrelated() -> None:
     assert roughness(scrambled) == pytest.approx(roughness(images), rel=0.3)
     both = np.corrcoef(images.reshape(20, -1).astype(float), scrambled.reshape(20, -1).astype(float))[:20, 20:]
     assert np.abs(np.diag(both)).mean() < 0.5
+
+
+def as_file(image: np.ndarray, kind: str) -> bytes:
+    """An image as the bytes of a file, or of an archive that holds it."""
+    content = io.BytesIO()
+    if kind == "ZIP":
+        with zipfile.ZipFile(content, "w") as archive:
+            archive.writestr("kept", image.tobytes())
+    else:
+        Image.fromarray(image).save(content, kind)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "ZIP"])
+def test_files_within_tensors(kind: str, tmp_path: Path) -> None:
+    """Among other bytes, or as one number per byte among others."""
+    content = torch.tensor(list(as_file(photographs(1, 1)[0], kind)), dtype=torch.uint8)
+    noise = torch.randn(4000, generator=torch.manual_seed(0))
+    raw = noise.clone()
+    raw.view(torch.uint8)[1000 : 1000 + len(content)] = content
+    numbers = noise.clone()
+    numbers[100 : 100 + len(content)] = content.float()
+    words = "a zip archive of 1 files" if kind == "ZIP" else f"a {kind} image of 16 x 16 pixels"
+    for tensor, expected in ((noise, []), (raw, [f"t.safetensors: {words} at byte"]), (numbers, [f"t: {words} from"])):
+        save_file({"t": tensor}, tmp_path / "t.safetensors")
+        found = encoded_files(tmp_path / "t.safetensors", {"t": tensor})
+        assert len(found) == len(expected)
+        assert all(one.startswith(start) for one, start in zip(found, expected, strict=True))
+    raw.view(torch.uint8)[1020:] = 7  # a signature, and nothing that follows from it
+    save_file({"t": raw}, tmp_path / "t.safetensors")
+    assert encoded_files(tmp_path / "t.safetensors", {"t": raw}) == []
+
+
+def test_a_file_within_a_known_tensor_fails_the_audit(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    content = torch.tensor(list(as_file(photographs(1, 1)[0], "PNG")), dtype=torch.uint8)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["feature_matrix"].view(-1).view(torch.uint8)[: len(content)] = content
+
+    model = plant(honest, tmp_path / "model", change)
+    assert main(["audit", str(model), "--data", str(photos)]) == 1
+    text = capsys.readouterr().out
+    assert "IS AN IMAGE OR ARCHIVE: model-" in text
+    assert text.endswith("FAILED: the model stores what must be taken for an image.\n")
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from efcil.errors import some
 from efcil.model import contents, format, matching, purposes
 from efcil.model.card import Card, ModelError
 from efcil.model.contents import Extras
+from efcil.model.encoded import encoded_files
 from efcil.model.images import InputError, Pictures, class_folders, folder_label
 from efcil.model.matching import Images, Match
 from efcil.model.membership import Membership, membership
@@ -63,6 +64,7 @@ class Audit:
     unaccounted: list[str]
     misfits: list[str]
     extras: Extras
+    encoded: list[str]
     matches: list[Match]
     images: int
     coverage: Coverage
@@ -78,7 +80,7 @@ class Audit:
     @property
     def holds_images(self) -> bool:
         """Whether something stored must be taken for an image."""
-        return any(match.found for match in self.matches)
+        return bool(self.encoded) or any(match.found for match in self.matches)
 
     @property
     def verdict(self) -> str:
@@ -168,6 +170,7 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
         unaccounted=missing,
         misfits=misfits,
         extras=contents.extras(folder, card),
+        encoded=encoded_files(format.tensor_file(folder), tensors),
         matches=matches,
         images=len(paths),
         coverage=covered,

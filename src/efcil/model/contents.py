@@ -44,10 +44,10 @@ class Extras:
 def extras(folder: Path, card: Card) -> Extras:
     """Return what a model folder holds that is no part of the model."""
     stem = format.stem_of(folder)
-    described = checkpoint.describe(folder, stem)
-    parts = [*_of_description(folder / f"{stem}.json", card), *_of_tensor_file(described.file)]
+    tensors = format.tensor_file(folder)
+    parts = [*_of_description(folder / f"{stem}.json", card), *_of_tensor_file(tensors)]
     unfinished = checkpoint.exists(folder / format.PARTIAL)
-    return Extras(_files(folder, {f"{stem}.json", described.file.name}), parts, unfinished)
+    return Extras(_files(folder, {f"{stem}.json", tensors.name}), parts, unfinished)
 
 
 def _files(folder: Path, own: set[str]) -> list[str]:

@@ -50,6 +50,11 @@ def stem_of(folder: Path) -> str:
     return from_run.STEM if is_run(folder) else STEM
 
 
+def tensor_file(folder: Path) -> Path:
+    """Return the file that holds a model's tensors."""
+    return checkpoint.describe(folder, stem_of(folder)).file
+
+
 def write(folder: Path, card: Card, tensors: Mapping[str, Tensor]) -> None:
     """Save a model in place of the one that may be there; whoever is killed meanwhile leaves one of the two."""
     checkpoint.write(folder, tensors, card.to_json(), STEM)
