@@ -21,6 +21,7 @@ from sklearn.metrics import roc_auc_score
 from efcil import methods
 from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
+from efcil.commands import audit as command
 from efcil.data.augment import Normalisation
 from efcil.engine import checkpoint
 from efcil.methods.finetune import FineTune
@@ -302,6 +303,19 @@ def test_a_file_within_a_known_tensor_fails_the_audit(honest: Path, photos: Path
     text = capsys.readouterr().out
     assert "IS AN IMAGE OR ARCHIVE: model-" in text
     assert text.endswith("FAILED: the model stores what must be taken for an image.\n")
+
+
+def test_how_far_it_has_come(honest: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    told: list[float] = []
+    assert not audit(honest, photos, progress=told.append).failed
+    assert told == sorted(told)
+    assert told[0] < 0.5
+    assert told[-1] == 1.0
+    monkeypatch.setattr(command, "TELL_SECONDS", 0.0)
+    assert main(["audit", str(honest), "--data", str(photos), "--format", "json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.endswith("100% of the comparisons with images done\n")
+    assert json.loads(shown.out)["passed"]
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

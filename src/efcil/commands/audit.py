@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ from efcil.commands.parser import add_debug, add_format
 from efcil.errors import printable, some
 
 FORMATS = ("text", "json")
+#: Seconds between two lines that say how far an audit has come.
+TELL_SECONDS = 10.0
 SHOWN_MATCHES, SHOWN_EXTRAS = 5, 20
 
 DESCRIPTION = """\
@@ -48,12 +53,25 @@ def execute(arguments: argparse.Namespace) -> int:
     from efcil.model.audit import audit
 
     held_out = None if arguments.held_out is None else arguments.held_out.expanduser()
-    found = audit(arguments.model.expanduser(), arguments.data.expanduser(), held_out)
+    found = audit(arguments.model.expanduser(), arguments.data.expanduser(), held_out, _teller())
     if arguments.format == "json":
         print(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
     else:
         print(describe(found))
     return 1 if found.failed else 0
+
+
+def _teller() -> Callable[[float], None]:
+    """Return what tells every so often, beside the result, how far the comparison has come."""
+    last = time.monotonic()
+
+    def tell(share: float) -> None:
+        nonlocal last
+        if time.monotonic() - last >= TELL_SECONDS:
+            last = time.monotonic()
+            print(f"{share:.0%} of the comparisons with images done", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def describe(found: Any) -> str:

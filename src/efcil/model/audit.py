@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,8 +123,13 @@ class Audit:
         return {"passed": not self.failed, "verdict": self.verdict} | values
 
 
-def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
-    """Audit a model folder with the images it was trained on and, where there are some, with images it was not."""
+def audit(
+    folder: Path, data: Path, held_out: Path | None = None, progress: Callable[[float], None] = lambda share: None
+) -> Audit:
+    """Audit a model folder with the images it was trained on and, where there are some, with images it was not.
+
+    `progress` is told the share of the comparisons with images that is done, which is what takes time.
+    """
     card, tensors = format.read_raw(folder)
     paths, labels = class_folders(data)
     covered = coverage(card, labels)
@@ -146,9 +151,10 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
         unrelated, compared = "held-out images", Images(others[0], Pictures(held_out_paths).pixels)
         _refuse_copies(training[0], paths, others[0], held_out_paths)
     factor, summand = card.normalisation.constants(torch.device("cpu"))
+    constants = (factor.tolist(), summand.tolist())
     matches = [
         dataclasses.replace(one, file=str(paths[one.image]))
-        for one in matching.match(tensors, Images(training[0], finer), compared, (factor.tolist(), summand.tolist()))
+        for one in matching.match(tensors, Images(training[0], finer), compared, constants, progress)
     ]
     missing = purposes.unaccounted(tensors, _known(card))
     misfits = [reason for name, reason in format.misfits(card, tensors).items() if name not in missing]

@@ -32,6 +32,8 @@ MANY_PATCHES, GRID = 50_000, 8
 #: A row whose correlation with a patch on the grid is at least this is compared with all patches around its best ones.
 NEAR, NEAREST = 0.4, 8
 PIECE_NUMBERS = 1 << 24
+#: Ways to turn and mirror a square.
+TURNS = 8
 #: What red, green and blue count for when an image is turned grey, besides equally (ITU-R BT.601, as in Pillow).
 LUMA = (0.299, 0.587, 0.114)
 #: A row matches when its correlation with a training image is at least this, and at most a quarter as far from 1 as its
@@ -93,16 +95,31 @@ class Images:
         return functional.interpolate(pixels, (side, side), mode="bilinear", antialias=True, align_corners=False)
 
 
-def match(tensors: Mapping[str, Tensor], training: Images, others: Images, constants: Constants) -> list[Match]:
+def match(
+    tensors: Mapping[str, Tensor],
+    training: Images,
+    others: Images,
+    constants: Constants,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Match]:
     """Compare stored tensors with training images and with others: best match per tensor.
 
-    `constants` are the factor and summand per channel that normalise pixel values.
+    `constants` are the factor and summand per channel that normalise pixel values. `progress` is told the share of the
+    comparisons that is done.
     """
     best: dict[str, Match] = {}
-    for numbers, rows in _rows_by_length(tensors, training.size, training.limit).items():
+    by_length = _rows_by_length(tensors, training.size, training.limit)
+    total, done = sum(_work(images, numbers) for numbers in by_length for images in (training, others)), 0
+
+    def advance(work: int) -> None:
+        nonlocal done
+        done += work
+        progress(done / total)
+
+    for numbers, rows in by_length.items():
         stacked = _standardise(torch.cat([values for _, values in rows]))
-        here, where, what = _best(stacked, training, numbers, constants)
-        there, _, _ = _best(stacked, others, numbers, constants)
+        here, where, what = _best(stacked, training, numbers, constants, advance)
+        there, _, _ = _best(stacked, others, numbers, constants, advance)
         start = 0
         for name, values in rows:
             part = slice(start, start + len(values))
@@ -166,7 +183,17 @@ def _sides(numbers: int, limit: int) -> list[tuple[int, int]]:
     return [(side, c) for side, c in options if side * side * c == numbers and side <= limit]
 
 
-def _best(rows: Tensor, images: Images, numbers: int, constants: Constants) -> tuple[Tensor, Tensor, list[str]]:
+def _work(images: Images, numbers: int) -> int:
+    """Return how many comparisons rows of so many numbers take, as `_best` counts them."""
+    total = len(images.pixels)
+    sides = [side for side, _ in _sides(numbers, images.limit)]
+    patches = sum(_grid(images.size, total, side)[1] ** 2 for side in sides if side < images.size)
+    return total * (len(sides) * TURNS + patches)
+
+
+def _best(
+    rows: Tensor, images: Images, numbers: int, constants: Constants, advance: Callable[[int], None]
+) -> tuple[Tensor, Tensor, list[str]]:
     """Return every standardised row's best correlation, the image it is with, and what was made of that image."""
     best = torch.zeros(len(rows))
     where = torch.zeros(len(rows), dtype=torch.int64)
@@ -188,8 +215,12 @@ def _best(rows: Tensor, images: Images, numbers: int, constants: Constants) -> t
             for values, axis in _layouts(squares, channels, constants):
                 value, place = _best_turned(rows, _standardise(values.flatten(1)), values.shape[1:], axis - 1)
                 improve(value, place + start, words)
+            advance(TURNS * len(squares))
         if side < images.size:
-            improve(*_best_patches(rows, images.pixels, side, channels, constants, most), f"a patch of {side} x {side}")
+            improve(
+                *_best_patches(rows, images.pixels, side, channels, constants, most, advance),
+                f"a patch of {side} x {side}",
+            )
     return best, where, what
 
 
@@ -211,15 +242,26 @@ def _best_turned(rows: Tensor, images: Tensor, shape: Sequence[int], axis: int) 
     return best, where
 
 
+def _grid(size: int, images: int, side: int) -> tuple[int, int]:
+    """Return how far apart patches are compared, and how many of them lie side by side in an image."""
+    coarsest = max(1, side // GRID)
+    fine = (s for s in range(1, coarsest) if images * ((size - side) // s + 1) ** 2 <= MANY_PATCHES)
+    step = next(fine, coarsest)
+    return step, (size - side) // step + 1
+
+
 def _best_patches(
-    rows: Tensor, images: np.ndarray, side: int, channels: int, constants: Constants, most: int
+    rows: Tensor,
+    images: np.ndarray,
+    side: int,
+    channels: int,
+    constants: Constants,
+    most: int,
+    advance: Callable[[int], None],
 ) -> tuple[Tensor, Tensor]:
     """Return every row's best correlation with a patch, and the image that is from."""
-    size, total = images.shape[1], len(images)
-    coarsest = max(1, side // GRID)
-    fine = (s for s in range(1, coarsest) if total * ((size - side) // s + 1) ** 2 <= MANY_PATCHES)
-    step = next(fine, coarsest)
-    across = (size - side) // step + 1
+    total = len(images)
+    step, across = _grid(images.shape[1], total, side)
     near, found = torch.zeros(len(rows), 0), torch.zeros(len(rows), 0, dtype=torch.int64)
     together = max(1, most // across**2)
     for start in range(0, total, together):
@@ -230,6 +272,7 @@ def _best_patches(
         near, found = torch.cat([near, value], dim=1), torch.cat([found, numbers.expand(value.shape)], dim=1)
         near, kept = near.topk(min(NEAREST, near.shape[1]), dim=1)
         found = found.gather(1, kept)
+        advance(len(patches))
     best, where = near[:, 0].clone(), found[:, 0] // across**2
     for row in (best >= NEAR).nonzero().flatten().tolist() if step > 1 else []:
         for number in found[row].tolist():
