@@ -603,3 +603,28 @@ def test_copies_of_training_images_are_not_held_out(
     shown = capsys.readouterr()
     assert f"{copy} is both among the training and the held-out images: it shows the same as {original}." in shown.err
     assert "Passed" not in shown.out
+
+
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_near_copies_of_training_images_hide_nothing(
+    all_of_them: bool, honest: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Saved as JPEG, a copy has other pixels; what is stored of the image resembles it all the same."""
+    training = sorted((photos / "train" / "left").iterdir())
+    if all_of_them:
+        (tmp_path / "others" / "left").mkdir(parents=True)
+    else:
+        shutil.copytree(photos / "test", tmp_path / "others")
+    for number, file in enumerate(training):
+        Image.open(file).save(tmp_path / "others" / "left" / f"copy{number}.jpg", quality=90, subsampling=0)
+    image = torch.from_numpy(np.array(Image.open(training[3]))).float().mean(dim=2)[4:12, 4:12] / 255.0
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["means"][1] = image.flatten() + 0.02 * torch.randn(64, generator=torch.manual_seed(0))
+
+    model = plant(honest, tmp_path / "model", change)
+    assert main(["audit", str(model), "--data", str(photos), "--held-out", str(tmp_path / "others")]) == 1
+    text = capsys.readouterr().out
+    assert "20 held-out images left out here: they look like training images\n" in text
+    assert f"IS IMAGE {training[3]}\n" in text
+    assert ("with random phases" in text) == all_of_them

@@ -83,6 +83,8 @@ def describe(found: Any) -> str:
     lines += [f"   {printable(line)}" for line in beside(found.extras)]
     lines.append(f"2. Images among it: {found.images} training images compared with every row that could be one")
     lines.append(f"   {_covered(found.coverage)}")
+    if found.lookalikes:
+        lines.append(f"   {found.lookalikes} held-out images left out here: they look like training images")
     lines += [f"   IS AN IMAGE OR ARCHIVE: {printable(what)}" for what in found.encoded]
     for match in found.matches[:SHOWN_MATCHES]:
         verdict = f"IS IMAGE {printable(match.file)}" if match.found else "no image"

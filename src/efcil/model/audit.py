@@ -69,6 +69,7 @@ class Audit:
     images: int
     coverage: Coverage
     unrelated: str
+    lookalikes: int
     membership: list[Membership]
     no_membership: str | None
 
@@ -141,15 +142,20 @@ def audit(
     training = _read(paths, labels, card.image_size)
     held_out_paths, others = _others(data, held_out, card.image_size)
     finer = Pictures(paths).pixels
-    if others is None:
+    unlike: list[int] = []
+    if others is not None:
+        _refuse_copies(training[0], paths, others[0], held_out_paths)
+        unlike = np.flatnonzero(~matching.lookalikes(training[0], others[0])).tolist()
+    if others is None or not unlike:
         unrelated = "the training images with random phases"
         compared = Images(
             matching.scrambled(training[0]),
             lambda side, start, stop: matching.scrambled(finer(side, start, stop), seed=start),
         )
     else:
-        unrelated, compared = "held-out images", Images(others[0], Pictures(held_out_paths).pixels)
-        _refuse_copies(training[0], paths, others[0], held_out_paths)
+        # What looks like a training image says nothing about chance.
+        chosen = Pictures([held_out_paths[number] for number in unlike])
+        unrelated, compared = "held-out images", Images(others[0][unlike], chosen.pixels)
     factor, summand = card.normalisation.constants(torch.device("cpu"))
     constants = (factor.tolist(), summand.tolist())
     matches = [
@@ -181,6 +187,7 @@ def audit(
         images=len(paths),
         coverage=covered,
         unrelated=unrelated,
+        lookalikes=len(held_out_paths) - len(unlike),
         membership=members,
         no_membership=reason,
     )

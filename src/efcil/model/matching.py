@@ -31,6 +31,8 @@ LARGEST_SIDE = 224
 MANY_PATCHES, GRID = 50_000, 8
 #: A row whose correlation with a patch on the grid is at least this is compared with all patches around its best ones.
 NEAR, NEAREST = 0.4, 8
+#: Images are nearly the same when their thumbnails of this side correlate as much as this.
+THUMBNAIL, LOOKALIKE = 16, 0.98
 PIECE_NUMBERS = 1 << 24
 #: Ways to turn and mirror a square.
 TURNS = 8
@@ -157,6 +159,24 @@ def _with_phases(images: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     turned = spectrum * np.exp(1j * phases)
     turned[:, :1, :1] = mean
     return np.clip(np.fft.ifft2(turned, axes=(1, 2)).real, 0, 255).astype(np.uint8)
+
+
+def lookalikes(training: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Say which of the other images are a training image in all but small differences, as a copy saved anew is."""
+    known, asked = _thumbnails(training), _thumbnails(others)
+    shape = (math.isqrt(known.shape[1]),) * 2
+    together = max(1, PIECE_NUMBERS // len(known))
+    pieces = [_best_turned(part, known, shape, 0)[0] for part in asked.split(together)]
+    return (torch.cat(pieces) >= LOOKALIKE).numpy()
+
+
+def _thumbnails(pixels: np.ndarray) -> Tensor:
+    """Return images small, grey and standardised."""
+    images = Images(pixels)
+    side, together = min(THUMBNAIL, images.size), max(1, PIECE_NUMBERS // pixels[:1].size)
+    starts = range(0, len(pixels), together)
+    parts = [images.read(side, start, start + together).mean(dim=1).flatten(1) for start in starts]
+    return _standardise(torch.cat(parts))
 
 
 def _rows_by_length(tensors: Mapping[str, Tensor], size: int, limit: int) -> dict[int, list[tuple[str, Tensor]]]:
