@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import io
 import json
@@ -25,7 +26,7 @@ from efcil.commands import audit as command
 from efcil.data.augment import Normalisation
 from efcil.engine import checkpoint
 from efcil.methods.finetune import FineTune
-from efcil.model import Model, matching, purposes
+from efcil.model import Model, format, matching, purposes
 from efcil.model.audit import audit
 from efcil.model.encoded import encoded_files
 from efcil.model.matching import Images
@@ -553,6 +554,18 @@ def test_text_beside_the_tensors(honest: Path, photos: Path, tmp_path: Path, cap
             checkpoint.write(model, tensors, facts, "model")
         (part,) = verdict(capsys, model, photos)["extras"]["parts"]
         assert words in part
+
+
+def test_a_model_that_is_replaced_meanwhile(honest: Path, photos: Path, tmp_path: Path) -> None:
+    """One model is audited, the one that was there at first; no half of another."""
+    model = Path(shutil.copytree(honest, tmp_path / "model"))
+    card, tensors = format.read_raw(model)
+    other = dataclasses.replace(card, image_size=8)
+    found = audit(
+        model, photos, progress=lambda share: format.write(model, other, tensors | {"memory": tensors["means"]})
+    )
+    assert not found.failed
+    assert audit(model, photos).failed
 
 
 def test_an_unfinished_task_does_not_pass(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:

@@ -132,6 +132,9 @@ def audit(
     `progress` is told the share of the comparisons with images that is done, which is what takes time.
     """
     card, tensors = format.read_raw(folder)
+    # At once: comparing takes long, and somebody may put a new model in place meanwhile.
+    extras = contents.extras(folder, card)
+    encoded = encoded_files(format.tensor_file(folder), tensors)
     paths, labels = class_folders(data)
     covered = coverage(card, labels)
     if covered.classes == 0:
@@ -181,8 +184,8 @@ def audit(
         stored=inventory(card, tensors),
         unaccounted=missing,
         misfits=misfits,
-        extras=contents.extras(folder, card),
-        encoded=encoded_files(format.tensor_file(folder), tensors),
+        extras=extras,
+        encoded=encoded,
         matches=matches,
         images=len(paths),
         coverage=covered,
