@@ -39,6 +39,7 @@ from efcil.experiment import run_grid, run_one, workers
 from efcil.experiment.first_tasks import FOLDER, STEM, data_digest, digest, fingerprint
 from efcil.experiment.run import Run, make_run_scenario
 from efcil.experiment.summary import source_digest
+from efcil.model import from_run
 from efcil.network.incremental import fresh_network
 from efcil.report import table
 from efcil.runfolder import RunFolder, RunFolderError, locate
@@ -188,6 +189,9 @@ class TestRunFolder:
         accuracy = run.read_accuracy()
         assert agnostic == accuracy[0][4].tolist()
         assert aware == accuracy[1][4].tolist()
+
+    def test_the_audit_knows_all_that_a_state_says(self, grid: Grid) -> None:
+        assert set(checkpoint.read(grid.run("efc").model).facts) == set(from_run.FACTS)
 
     def test_the_log_tells_the_story(self, grid: Grid) -> None:
         log = grid.run("efc").log_file.read_text()

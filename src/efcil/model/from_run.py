@@ -19,9 +19,9 @@ from efcil.settings import Settings, completed, method_settings, resolve
 STEM = "state"
 #: All that experiment/state.py writes beside the tensors.
 FACTS = (
-    "completed", "agnostic", "aware", "task_sizes", "class_order", "class_names", "dataset", "image_size",
-    "normalisation", "network", "head_sizes", "method", "classifier", "method_settings", "first_task", "seconds",
-    "commits", "efcil",
+    "completed", "agnostic", "aware", "task_sizes", "class_order", "class_names", "dataset", "data", "own_method",
+    "image_size", "normalisation", "network", "head_sizes", "method", "classifier", "method_settings", "first_task",
+    "seconds", "commits", "efcil",
 )  # fmt: skip
 
 
