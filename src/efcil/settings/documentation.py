@@ -65,7 +65,8 @@ Settings of a method are changed with `--set efm_weight=5` or, in a file, under 
 methods each one takes the settings that it has. One that would change nothing beside the others, such as `drift_sigma`
 with `prototype_update=none`, is refused, and left out of those runs of a grid that have no use for it. The preset of a
 dataset may set some too, where its benchmark reads a method in another way than the method's authors; `--set` goes
-before that.
+before that. The presets of imagenet and imagenet-subset are for `efcil learn --preset`: `efcil run` cannot read these
+datasets yet.
 """
 
 
