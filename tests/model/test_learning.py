@@ -88,6 +88,14 @@ def test_an_interrupted_visit_goes_on_bit_for_bit(
     assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
 
 
+def test_another_number_of_threads_costs_no_work(
+    interrupted: Path, folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    assert learn(interrupted, folders / "second", "--device", "cpu") == 0
+    assert "going on in epoch" in capsys.readouterr().out
+
+
 def test_a_killed_process_goes_on_from_its_last_checkpoint(
     folders: Path, uninterrupted: Path, tmp_path: Path, same: Any
 ) -> None:

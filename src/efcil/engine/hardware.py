@@ -74,14 +74,17 @@ def wake(device: torch.device) -> None:
 
 def describe(execution: Execution, deterministic: bool) -> dict[str, Any]:
     """Return what may change the bits of a result, as plain values."""
-    threads = {"threads": torch.get_num_threads()} if execution.device.type == "cpu" else {}
     return {
         "device": execution.device.type,
         "precision": "bf16" if execution.half else "tf32" if execution.tf32 else "fp32",
         "path": "fused" if execution.fused else "plain",
         "deterministic": deterministic,
-        **threads,
     }
+
+
+def threads(execution: Execution) -> dict[str, int]:
+    """Return the number of threads where it changes how sums are rounded: on a CPU."""
+    return {"threads": torch.get_num_threads()} if execution.device.type == "cpu" else {}
 
 
 @contextmanager
@@ -199,11 +202,14 @@ class Clock:
         """Add the seconds that `report` told before an interruption, in place of any loaded before."""
         self._earlier = dict(seconds)
 
-    def credit(self, phase: str | None, seconds: float) -> None:
-        """Count work that was done before, or by another run that shares it; None: in total alone, as of waiting."""
-        if phase is not None:
-            self._earlier[phase] += seconds
+    def credit(self, phase: str, seconds: float) -> None:
+        """Count work that was done before, or by another run that shares it."""
+        self._earlier[phase] += seconds
         self._earlier["total"] += seconds
+
+    def waited(self, seconds: float) -> None:
+        """Leave time out in which others worked."""
+        self._earlier["total"] -= seconds
 
     def report(self) -> dict[str, float]:
         """Return the seconds of all phases, and in total; the latter includes writing and printing."""

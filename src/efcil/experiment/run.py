@@ -146,7 +146,7 @@ class Run:
         self.method_class = methods.get(settings.method)
         self.scenario = make_run_scenario(settings, dataset)
         self.execution = hardware.choose_execution(settings)
-        self.executed = hardware.describe(self.execution, settings.deterministic)
+        self.executed = hardware.describe(self.execution, settings.deterministic) | hardware.threads(self.execution)
         self.normalisation = Normalisation(dataset.mean, dataset.std)
         self.labels = self.scenario.relabel(dataset.train.labels)
         self.clock = hardware.Clock(self.execution.device)
@@ -290,7 +290,7 @@ class Run:
         asked = time.perf_counter()
         with locked(self.store.lock(key), self._wait_for_first_task):
             # What another process has trained meanwhile is counted as this one's own below.
-            self.clock.credit(None, asked - time.perf_counter())
+            self.clock.waited(time.perf_counter() - asked)
             record = self.store.load(key)
             if record is not None:
                 self.progress.say(f"task {index + 1}: trained before, taken from {self.store.place(key)}")
