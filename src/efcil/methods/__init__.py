@@ -43,7 +43,8 @@ def available() -> dict[str, type[Method]]:
 def _methods_of(module: ModuleType) -> dict[str, type[Method]]:
     """Return the methods that a module defines, those that have a name."""
     kinds = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Method))
-    return {vars(kind)["name"]: kind for kind in kinds if kind.__module__ == module.__name__ and vars(kind).get("name")}
+    own = (kind for kind in kinds if kind.__module__ == module.__name__)  # imported ones belong elsewhere
+    return {vars(kind)["name"]: kind for kind in own if vars(kind).get("name")}
 
 
 def bundled() -> dict[str, type[Method]]:

@@ -186,8 +186,9 @@ def _name_today(run: RunFolder) -> str | None:
 def _in_full(name: str, run: RunFolder) -> tuple[str, ...]:
     """Return a note that spells a label out which was cut short for the sake of folders."""
     with suppress(EfcilError):
-        whole = label(run.read_settings(), whole=True)
-        if whole != name and label(run.read_settings()) == name:
+        settings = run.read_settings()
+        whole = label(settings, whole=True)
+        if whole != name and label(settings) == name:
             return (f"in full: {whole}",)
     return ()
 
