@@ -144,26 +144,14 @@ def audit(
         )
     training = _read(paths, labels, card.image_size)
     held_out_paths, others = _others(data, held_out, card.image_size)
-    finer = Pictures(paths).pixels
-    unlike: list[int] = []
+    images = Images(training[0], Pictures(paths).pixels)
     if others is not None:
         _refuse_copies(training[0], paths, others[0], held_out_paths)
-        unlike = np.flatnonzero(~matching.lookalikes(training[0], others[0])).tolist()
-    if others is None or not unlike:
-        unrelated = "the training images with random phases"
-        compared = Images(
-            matching.scrambled(training[0]),
-            lambda side, start, stop: matching.scrambled(finer(side, start, stop), seed=start),
-        )
-    else:
-        # What looks like a training image says nothing about chance.
-        chosen = Pictures([held_out_paths[number] for number in unlike])
-        unrelated, compared = "held-out images", Images(others[0][unlike], chosen.pixels)
+    unrelated, compared, lookalikes = _unrelated(images, None if others is None else others[0], held_out_paths)
     factor, summand = card.normalisation.constants(torch.device("cpu"))
-    constants = (factor.tolist(), summand.tolist())
     matches = [
         dataclasses.replace(one, file=str(paths[one.image]))
-        for one in matching.match(tensors, Images(training[0], finer), compared, constants, progress)
+        for one in matching.match(tensors, images, compared, (factor.tolist(), summand.tolist()), progress)
     ]
     missing = purposes.unaccounted(tensors, _known(card))
     misfits = [reason for name, reason in format.misfits(card, tensors).items() if name not in missing]
@@ -190,7 +178,7 @@ def audit(
         images=len(paths),
         coverage=covered,
         unrelated=unrelated,
-        lookalikes=len(held_out_paths) - len(unlike),
+        lookalikes=lookalikes,
         membership=members,
         no_membership=reason,
     )
@@ -251,6 +239,21 @@ def _others(data: Path, held_out: Path | None, size: int) -> tuple[list[Path], t
     """Return held-out images: those asked for, else those that lie beside the training images, else none."""
     paths, labels = class_folders(held_out) if held_out is not None else class_folders(data, held_out=True)
     return paths, _read(paths, labels, size) if paths else None
+
+
+def _unrelated(training: Images, others: np.ndarray | None, held_out: Sequence[Path]) -> tuple[str, Images, int]:
+    """Return what chance is judged by, in words and as images, and how many held-out images are not fit for that."""
+    alike = np.zeros(0, bool) if others is None else matching.lookalikes(training.pixels, others)
+    finer = training.finer
+    if others is None or alike.all():
+        scrambled = Images(
+            matching.scrambled(training.pixels),
+            finer and (lambda side, start, stop: matching.scrambled(finer(side, start, stop), seed=start)),
+        )
+        return "the training images with random phases", scrambled, int(alike.sum())
+    # What looks like a training image says nothing about chance.
+    chosen = Pictures([path for path, left_out in zip(held_out, alike, strict=True) if not left_out])
+    return "held-out images", Images(others[~alike], chosen.pixels), int(alike.sum())
 
 
 def _refuse_copies(training: np.ndarray, paths: Sequence[Path], others: np.ndarray, held_out: Sequence[Path]) -> None:
