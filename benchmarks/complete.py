@@ -30,6 +30,9 @@ READINGS: list[tuple[str, str, dict[str, object]]] = [
     ("ws10", "pass", {"train_normalisation": False}),
     ("ws10", "pass", {"train_scales": False}),
     ("ws10", "pass", {"train_normalisation": False, "rotation_rows": "current", "replay_rows": "heads"}),
+    # The rehearsal of IL2A without a temperature, but with its authors' scale.
+    ("cs10", "il2a", {"temperature": 1.0}),
+    ("ws10", "il2a", {"temperature": 1.0}),
 ]
 #: Seconds that nobody has measured: more than any, so that they are not found out last.
 UNKNOWN = 1e6

@@ -37,11 +37,13 @@ class DualAugmentation(Method):
         distillation_weight: float = option(
             10.0, "Weight of the norm of the feature drift of a batch (IL2A).", minimum=0
         )
-        covariance_scale: float = option(2.5, "Factor on the class covariances in the closed form (IL2A).", minimum=0)
+        covariance_scale: float = option(
+            0.25, "Factor on the class covariances in the closed form; IL2A's 2.5 times its temperature.", minimum=0
+        )
         temperature: float = option(
             1.0,
-            "Temperature of both softmaxes; 1 as the EFC paper has it for PASS, since the shared first task is trained "
-            "without one (IL2A's code: 0.1).",
+            "Temperature of both softmaxes; 1, since the shared first task is trained without one (IL2A: 0.1, with a "
+            "covariance_scale of 2.5).",
             minimum=1e-3,
         )
         mixing_rounds: int = option(4, "How often a batch is mixed with itself; 0: no mixed classes (IL2A).", minimum=0)
