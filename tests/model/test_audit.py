@@ -221,6 +221,44 @@ def test_among_many_patches_the_nearest_are_looked_around(monkeypatch: pytest.Mo
     assert not missed.found
 
 
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_patches_one_by_one(channels: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of all patches, cut out and correlated in double precision; parts of an image may be flat."""
+    monkeypatch.setattr(matching, "_grid", lambda size, images, side: (step, (size - side) // step + 1))
+    monkeypatch.setattr(matching, "NEAR", 2.0)  # the grid alone
+    monkeypatch.setattr(matching, "PIECE_NUMBERS", 5000)  # several batches of images and of rows
+    images = photographs(7, 1)
+    images[2, :9] = 77
+    draw = torch.Generator().manual_seed(0)
+    # A scale of BatchNorm as training leaves it, nearly constant; and noise.
+    rows = torch.randn(30, 64 * channels, generator=draw)
+    rows[0] = 1 + 1e-3 * rows[0]
+    standard = matching._standardise(rows.double()).float()
+    best, where = matching._best_patches(standard, images, 8, channels, CONSTANTS, 100, lambda work: None)
+
+    factor, summand = (np.array(values) for values in CONSTANTS)
+    expected = np.zeros((len(rows), len(images)))
+    for number, image in enumerate(images):
+        kinds = [image @ np.full(3, 1 / 3), image @ np.array(matching.LUMA), *np.moveaxis(image, 2, 0)]
+        if channels == 3:
+            views = (image, image * factor + summand)
+            kinds = [turned for view in views for turned in (view, np.moveaxis(view, 2, 0))]
+        for kind in kinds:
+            lines = 1 if channels == 3 and kind.shape[0] == 3 else 0
+            for top in range(0, 9, step):
+                for left in range(0, 9, step):
+                    places = [slice(None)] * lines + [slice(top, top + 8), slice(left, left + 8)]
+                    patch = kind[tuple(places)].astype(float).ravel()
+                    patch -= patch.mean()
+                    if np.abs(patch).max() > 1e-6:
+                        kernel = rows.double().numpy() - rows.double().numpy().mean(axis=1, keepdims=True)
+                        value = np.abs(kernel @ patch) / np.linalg.norm(patch) / np.linalg.norm(kernel, axis=1)
+                        expected[:, number] = np.maximum(expected[:, number], value)
+    np.testing.assert_allclose(best, expected.max(axis=1), atol=2e-4)
+    np.testing.assert_array_equal(where, expected.argmax(axis=1))
+
+
 @pytest.mark.parametrize(
     "bundle",
     [lambda kept: kept.flatten(), lambda kept: kept.flatten(1).T, lambda kept: kept.reshape(5, 2, -1)],

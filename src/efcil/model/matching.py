@@ -119,7 +119,8 @@ def match(
         progress(done / total)
 
     for numbers, rows in by_length.items():
-        stacked = _standardise(torch.cat([values for _, values in rows]))
+        # In double precision: weights that are nearly equal would not add up to nothing.
+        stacked = _standardise(torch.cat([values for _, values in rows]).double()).float()
         here, where, what = _best(stacked, training, numbers, constants, advance)
         there, _, _ = _best(stacked, others, numbers, constants, advance)
         start = 0
@@ -128,16 +129,29 @@ def match(
             start += len(values)
             # The row that stands out most from its own chance level, which is not always the one that correlates most.
             found = [
-                Match(name, row, numbers, what[place], int(where[place]), float(here[place]), float(there[place]))
+                Match(
+                    name,
+                    row,
+                    numbers,
+                    what[place],
+                    int(where[place]),
+                    float(here[place]),
+                    float(there[place]),
+                )
                 for row, place in enumerate(range(part.start, part.stop))
             ]
-            chosen = max(found, key=lambda one: (one.found, one.correlation))
-            if name not in best or (chosen.found, chosen.correlation) > (best[name].found, best[name].correlation):
+            chosen = max(found, key=_telling)
+            if name not in best or _telling(chosen) > _telling(best[name]):
                 best[name] = chosen
     return sorted(best.values(), key=lambda one: (not one.found, -one.correlation))
 
 
 Constants = tuple[Sequence[float], Sequence[float]]
+
+
+def _telling(one: Match) -> tuple[bool, float, int]:
+    """Order matches by what they say: of two that are the same but for rounding, the one of more numbers says more."""
+    return one.found, round(one.correlation, 4), one.numbers
 
 
 def scrambled(images: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -241,7 +255,7 @@ def _best(
                 *_best_patches(rows, images.pixels, side, channels, constants, most, advance),
                 f"a patch of {side} x {side}",
             )
-    return best, where, what
+    return best.clamp(max=1.0), where, what
 
 
 def _best_turned(rows: Tensor, images: Tensor, shape: Sequence[int], axis: int) -> tuple[Tensor, Tensor]:
@@ -282,17 +296,21 @@ def _best_patches(
     """Return every row's best correlation with a patch, and the image that is from."""
     total = len(images)
     step, across = _grid(images.shape[1], total, side)
+    # Every patch has been seen where they lie side by side, so that the best one is enough.
+    kept = NEAREST if step > 1 else 1
     near, found = torch.zeros(len(rows), 0), torch.zeros(len(rows), 0, dtype=torch.int64)
-    together = max(1, most // across**2)
+    together = max(1, PIECE_NUMBERS // max(3 * images[0].size, len(rows) * across**2))
     for start in range(0, total, together):
         pixels = torch.from_numpy(np.ascontiguousarray(images[start : start + together])).permute(0, 3, 1, 2)
-        patches = pixels.unfold(2, side, step).unfold(3, side, step).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
-        value = _correlations(rows, patches, channels, constants)
-        numbers = torch.arange(start * across**2, start * across**2 + value.shape[1])
-        near, found = torch.cat([near, value], dim=1), torch.cat([found, numbers.expand(value.shape)], dim=1)
-        near, kept = near.topk(min(NEAREST, near.shape[1]), dim=1)
-        found = found.gather(1, kept)
-        advance(len(patches))
+        layers = [_Layer(*layout, side, step) for layout in _layouts(pixels.float(), channels, constants)]
+        few = max(1, PIECE_NUMBERS // (len(pixels) * across**2))
+        nearest = [_nearest(part, layers, kept) for part in rows.split(few)]
+        value, number = (torch.cat(pieces) for pieces in zip(*nearest, strict=True))
+        near = torch.cat([near, value], dim=1)
+        found = torch.cat([found, number + start * across**2], dim=1)
+        near, places = near.topk(min(kept, near.shape[1]), dim=1)
+        found = found.gather(1, places)
+        advance(len(pixels) * across**2)
     best, where = near[:, 0].clone(), found[:, 0] // across**2
     for row in (best >= NEAR).nonzero().flatten().tolist() if step > 1 else []:
         for number in found[row].tolist():
@@ -301,6 +319,49 @@ def _best_patches(
             if closest > best[row]:
                 best[row], where[row] = closest, image
     return best, where
+
+
+class _Layer:
+    """All patches on a grid of images in one layout, without cutting them out: rows slide over the images instead."""
+
+    def __init__(self, values: Tensor, axis: int, side: int, step: int) -> None:
+        self.side, self.step, self.lines = side, step, axis
+        planes = values[:, None] if values.dim() == 3 else values if axis == 2 else values.permute(0, 3, 1, 2)
+        # A row adds up to nothing, so that a constant makes no difference; a small one costs no digits.
+        self.planes = planes - planes.mean(dim=(1, 2, 3), keepdim=True)
+        doubled = self.planes.double()
+        mean = self._averages(doubled)
+        variation = (self._averages(doubled.square()) - mean.square()).clamp(min=0) * (planes.shape[1] * side**2)
+        smallest = 1e-7 * planes.abs().amax(dim=(1, 2, 3), keepdim=True).double().square()
+        self.scale = torch.where(variation > smallest, variation.rsqrt(), 0.0).float()
+
+    def _averages(self, values: Tensor) -> Tensor:
+        """Return the average of every patch."""
+        return functional.avg_pool2d(values.mean(dim=1, keepdim=True), self.side, self.step)
+
+    def correlations(self, rows: Tensor) -> Tensor:
+        """Return the absolute correlation (images, rows, down, across) with every patch."""
+        count, channels, side = len(rows), self.planes.shape[1], self.side
+        shape = (count, channels, side, side) if self.lines == 2 else (count, side, side, channels)
+        kernels = rows.reshape(shape) if self.lines == 2 else rows.reshape(shape).permute(0, 3, 1, 2)
+        return functional.conv2d(self.planes, kernels, stride=self.step).mul_(self.scale).abs_()
+
+
+def _nearest(rows: Tensor, layers: Sequence[_Layer], kept: int) -> tuple[Tensor, Tensor]:
+    """Return the `kept` best correlations of every row with the patches of a batch of images, and their numbers."""
+    best = layers[0].correlations(rows)
+    for layer in layers[1:]:
+        torch.maximum(best, layer.correlations(rows), out=best)
+    patches = best.shape[2] * best.shape[3]
+    by_image = best.flatten(2)  # images, rows, patches
+    if kept == 1:
+        value, image = by_image.amax(dim=2).max(dim=0)
+        return value[:, None], image[:, None] * patches
+    value, place = by_image.topk(min(kept, patches), dim=2)
+    place = place + patches * torch.arange(len(place))[:, None, None]
+    value, place = (part.transpose(0, 1).flatten(1) for part in (value, place))
+    value, order = value.topk(min(kept, value.shape[1]), dim=1)
+    return value, place.gather(1, order)
 
 
 def _around(
