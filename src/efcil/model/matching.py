@@ -129,15 +129,7 @@ def match(
             start += len(values)
             # The row that stands out most from its own chance level, which is not always the one that correlates most.
             found = [
-                Match(
-                    name,
-                    row,
-                    numbers,
-                    what[place],
-                    int(where[place]),
-                    float(here[place]),
-                    float(there[place]),
-                )
+                Match(name, row, numbers, what[place], int(where[place]), float(here[place]), float(there[place]))
                 for row, place in enumerate(range(part.start, part.stop))
             ]
             chosen = max(found, key=_telling)
