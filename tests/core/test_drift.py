@@ -109,6 +109,19 @@ def test_a_class_far_from_everything_moves_too() -> None:
     torch.testing.assert_close(compensate(far, old, new, matrix), expected)
 
 
+def test_weights_of_a_far_class_do_not_vanish_under_a_narrow_kernel() -> None:
+    prototypes, old, new, matrix = problem(classes=2)
+    prototypes[1] += 50.0
+    moved = compensate(prototypes, old, new, matrix, sigma=0.01)
+    assert bool(torch.isfinite(moved).all())
+    # Under so narrow a kernel a class near the samples follows its nearest one.
+    distances = [float((f - prototypes[0]) @ matrix @ (f - prototypes[0])) for f in old]
+    widest = max(float((f - prototypes[1]) @ matrix @ (f - prototypes[1])) for f in old) - min(distances)
+    weights = torch.tensor([math.exp(-(d - min(distances)) / widest / (2 * 0.01**2)) for d in distances])
+    expected = prototypes[0] + weights.double() @ (new - old) / weights.sum()
+    torch.testing.assert_close(moved[0], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_zero_matrix_gives_the_plain_mean_drift() -> None:
     prototypes, old, new, matrix = problem()
     moved = compensate(prototypes, old, new, torch.zeros_like(matrix))

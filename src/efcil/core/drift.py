@@ -46,14 +46,16 @@ def compensate(
     """
     _check(old_features, prototypes, sigma)
     rows = _rows(prototypes, rows)
-    ranges = [distance.aminmax() for _, distance in _distance_chunks(old_features, prototypes, matrix, rows)]
-    smallest = torch.stack([lowest for lowest, _ in ranges]).min()
+    ranges = [distance.aminmax(dim=1) for _, distance in _distance_chunks(old_features, prototypes, matrix, rows)]
+    # Of every class: a factor on all of its weights changes nothing, and without it those of one that is far from all
+    # samples would vanish in floating point.
+    nearest = torch.stack([lowest for lowest, _ in ranges]).amin(dim=0)
     largest = torch.stack([highest for _, highest in ranges]).max()
-    spread = _spread(largest - smallest, old_features, prototypes, matrix)
+    spread = _spread(largest - nearest.min(), old_features, prototypes, matrix)
     moved = torch.zeros_like(prototypes, dtype=torch.float64)
     total = torch.zeros(len(prototypes), 1, dtype=torch.float64, device=prototypes.device)
     for part, distance in _distance_chunks(old_features, prototypes, matrix, rows):
-        weights = torch.exp(-(distance - smallest) / spread / (2 * sigma**2))
+        weights = torch.exp(-(distance - nearest[:, None]) / spread / (2 * sigma**2))
         moved += weights @ (new_features[part].double() - old_features[part].double())
         total += weights.sum(dim=1, keepdim=True)
     return (prototypes.double() + moved / total).to(prototypes.dtype)
