@@ -70,13 +70,30 @@ def test_the_bottleneck_is_not_wider_than_the_features() -> None:
 def test_collapse_is_the_clipped_cholesky_diagonal() -> None:
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(50, 4, generator=generator) * torch.tensor([3.0, 0.5, 0.2, 2.0])
-    factor = torch.linalg.cholesky(torch.cov(features.T) + 1e-4 * torch.eye(4))
+    covariance = torch.cov(features.T)
+    factor = torch.linalg.cholesky(covariance + 1e-4 * covariance.diagonal().mean() * torch.eye(4))
+    assert float(covariance.diagonal().mean()) > 2.0, "so that it counts"
     torch.testing.assert_close(collapse(features, 1.0), -factor.diagonal().clamp(max=1.0).mean())
     assert float(collapse(features[:4], 1.0)) == 0.0
     # A direction that others explain counts as collapsed, and its gradient is finite.
     features = torch.cat([features, features[:, :1]], dim=1).requires_grad_()
     collapse(features, 1.0).backward()
     assert bool(torch.isfinite(features.grad).all())
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_collapse_of_features_that_vary_much_in_one_direction(by_columns: bool) -> None:
+    """Their covariance in single precision is not positive definite without something of its own size added."""
+    generator = torch.Generator().manual_seed(2)
+    features = 20.0 * torch.randn(256, 1, generator=generator) * torch.ones(64) + 0.01 * torch.randn(
+        256, 64, generator=generator
+    )
+    features.requires_grad_()
+    loss = collapse(features, 1.0, by_columns)
+    loss.backward()
+    factor = torch.linalg.cholesky(torch.cov(features.detach().double().T) + 0.04 * torch.eye(64))
+    torch.testing.assert_close(loss.detach().double(), -factor.diagonal().clamp(max=1.0).mean(), rtol=0.2, atol=0.0)
+    assert float(features.grad.abs().max()) < 1.0
 
 
 def test_cholesky_by_columns_is_cholesky() -> None:

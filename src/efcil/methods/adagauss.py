@@ -250,7 +250,10 @@ def collapse(features: Tensor, limit: float, by_columns: bool = False) -> Tensor
         return features.sum() * 0.0
     centred = features.float() - features.float().mean(dim=0)
     identity = torch.eye(features.shape[1], device=features.device)
-    covariance = centred.T @ centred / (len(features) - 1) + _JITTER * identity
+    covariance = centred.T @ centred / (len(features) - 1)
+    # Single precision has so many digits: where features vary much, what is added must be more.
+    scale = covariance.detach().diagonal().mean().clamp(min=1.0)
+    covariance = covariance + _JITTER * scale * identity
     diagonal: Tensor = _CholeskyDiagonal.apply(covariance, by_columns)
     return -diagonal.clamp(max=limit).mean()
 
