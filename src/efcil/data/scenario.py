@@ -23,6 +23,7 @@ from efcil.errors import DataError, SettingsError, closest, unknown
 ORDERS = {
     "efc": "shuffled with Python's generator and the run's seed, as EFC does",
     "icarl": "NumPy's permutation with seed 1993, as iCaRL and many others do; the run's seed is ignored",
+    "efc-imagenet": "the same permutation as the new label of every class, as EFC has it for ImageNet-1K",
     "natural": "as the dataset numbers its classes",
 }
 SCENARIOS = {
@@ -100,6 +101,8 @@ def class_order(kind: str, classes: int, seed: int, class_names: Sequence[str] |
         return tuple(int(original) for original in np.argsort(new_labels))
     if kind == "icarl":
         return tuple(int(original) for original in np.random.RandomState(1993).permutation(classes))
+    if kind == "efc-imagenet":
+        return tuple(int(original) for original in np.argsort(np.random.RandomState(1993).permutation(classes)))
     if kind == "natural":
         return tuple(range(classes))
     file = Path(kind).expanduser()

@@ -10,7 +10,7 @@ from efcil.errors import SettingsError
 from efcil.settings.options import option, settle
 
 CUSTOM = "custom"
-NAMED_CLASS_ORDERS = ("efc", "icarl", "natural")
+NAMED_CLASS_ORDERS = ("efc", "icarl", "efc-imagenet", "natural")
 STAGES = ("first_task", "later")
 
 
@@ -83,7 +83,8 @@ class Settings:
     )
     class_order: str = option(
         "efc",
-        "Order of the classes: efc (the shuffle of the paper's authors), icarl (seed 1993), natural, or a file.",
+        "Order of the classes: efc (the shuffle of the paper's authors), icarl (seed 1993), efc-imagenet "
+        "(theirs of ImageNet-1K, one for all seeds), natural, or a file.",
         nargs="+",
         group="scenario",
     )
