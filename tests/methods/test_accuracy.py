@@ -24,7 +24,7 @@ FROZEN: dict[str, tuple[float, float, dict[str, Any]]] = {
     "fetril": (94.0, 85.9, {}),
     "finetune": (68.0, 57.5, {}),
     "fusion": (69.2, 54.4, {"temperature": 0.1}),
-    "il2a": (58.4, 60.0, {}),
+    "il2a": (68.4, 51.3, {}),
     "ldc": (88.0, 74.6, {"train_normalisation": False}),
     "lwf": (70.0, 63.1, {}),
     "pass": (69.2, 54.1, {"temperature": 0.1}),

@@ -164,13 +164,28 @@ def test_classifiers_are_built_from_the_features_and_heads_that_the_method_has(n
         features, embedded = method.network.features(images), method.embed(images)
     heads, statistics = method.network.head_weight().detach(), method.statistics()
     if "heads" in method.keeps:
-        torch.testing.assert_close(scorer(method, "heads")(images), features @ heads.T)
+        expected = features @ heads.T / method.head_temperature
+        torch.testing.assert_close(scorer(method, "heads")(images), expected)
     if statistics is not None:
         expected = classifiers.nearest_mean(statistics)(embedded)
         torch.testing.assert_close(scorer(method, "nearest-mean")(images), expected)
     if {"heads", "covariances"} <= set(method.keeps):
         expected = classifiers.rebalanced(replace(statistics, heads=heads))(embedded)
         torch.testing.assert_close(scorer(method, "rebalanced")(images), expected)
+
+
+@pytest.mark.parametrize("name", ["fusion", "il2a", "pass", "ssre"])
+def test_probabilities_are_those_of_the_softmax_that_was_trained(name: str) -> None:
+    stream = short_stream()
+    method, images = stream.start(name, temperature=0.5), stream.test_images[:20]
+
+    def logits() -> Tensor:
+        return (method.network.features(images) @ method.network.head_weight().T).detach()
+
+    torch.testing.assert_close(method.scores(images), logits())  # the shared first task has no temperature
+    stream.learn(method, 1, SHORT)
+    torch.testing.assert_close(method.scores(images), 2.0 * logits())
+    torch.testing.assert_close(scorer(method, "heads")(images), 2.0 * logits())
 
 
 # -- state -----------------------------------------------------------------------------------------------------------

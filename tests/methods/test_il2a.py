@@ -97,18 +97,19 @@ def test_covariances_stay_with_their_classes_and_mixed_rows_go() -> None:
     torch.testing.assert_close(method.covariances[6], features[labels == 6].T.cov(), rtol=1e-3, atol=1e-5)
 
 
-def test_the_defaults_are_the_authors_loss_with_rows_ten_times_as_large() -> None:
+def test_a_temperature_is_a_factor_on_rows_and_scale() -> None:
     """Rows w = T v under temperature T with scale s: rows v without a temperature with scale T s."""
     stream = short_stream()
-    ours = stream.start("il2a")
-    ours.begin_task(stream.tasks[2])
-    batch = stream.batch(ours, 2, step=0)
-    theirs = stream.start("il2a", temperature=0.1, covariance_scale=2.5)
+    plain = stream.start("il2a", temperature=1.0, covariance_scale=0.25)
+    plain.begin_task(stream.tasks[2])
+    batch = stream.batch(plain, 2, step=0)
+    theirs = stream.start("il2a")
     theirs.begin_task(stream.tasks[2])
     with torch.no_grad():
-        for row, same in zip([*theirs.network.heads, *theirs.pairs], [*ours.network.heads, *ours.pairs], strict=True):
+        for row, same in zip([*theirs.network.heads, *theirs.pairs], [*plain.network.heads, *plain.pairs], strict=True):
             row.copy_(0.1 * same)
-    terms, expected = theirs.eval().loss(batch), ours.eval().loss(batch)
+    terms, expected = theirs.eval().loss(batch), plain.eval().loss(batch)
     assert float(expected["replay"].detach()) > 0.1
     for name in ("current", "replay"):
         torch.testing.assert_close(terms[name], expected[name])
+    torch.testing.assert_close(theirs.scores(batch.images), plain.scores(batch.images))

@@ -73,7 +73,7 @@ def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
         return method.scores
     classifiers.check(classifier, method.name, method.keeps)
     if classifier == classifiers.HEADS:
-        return lambda images: method.network.logits(method.network.features(images))
+        return lambda images: method.network.logits(method.network.features(images)) / method.head_temperature
     statistics = method.statistics()
     assert statistics is not None
     if classifiers.HEADS in method.keeps:

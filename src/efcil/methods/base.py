@@ -184,7 +184,12 @@ class Method(nn.Module):
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
         """Return the scores (batch, seen classes) of normalised images."""
-        return self.network.logits(self.network.features(images))
+        return self.network.logits(self.network.features(images)) / self.head_temperature
+
+    @property
+    def head_temperature(self) -> float:
+        """What logits are divided by in the softmax that the heads are trained with; the shared first task has none."""
+        return 1.0
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the features that the class statistics are about."""

@@ -37,13 +37,10 @@ class DualAugmentation(Method):
         distillation_weight: float = option(
             10.0, "Weight of the norm of the feature drift of a batch (IL2A).", minimum=0
         )
-        covariance_scale: float = option(
-            0.25, "Factor on the class covariances in the closed form; IL2A's 2.5 times its temperature.", minimum=0
-        )
+        covariance_scale: float = option(2.5, "Factor on the class covariances in the closed form (IL2A).", minimum=0)
         temperature: float = option(
-            1.0,
-            "Temperature of both softmaxes; 1, since the shared first task is trained without one (IL2A: 0.1, with a "
-            "covariance_scale of 2.5).",
+            0.1,
+            "Temperature of both softmaxes (IL2A); covariance_scale counts for less, the lower it is.",
             minimum=1e-3,
         )
         mixing_rounds: int = option(4, "How often a batch is mixed with itself; 0: no mixed classes (IL2A).", minimum=0)
@@ -156,6 +153,11 @@ class DualAugmentation(Method):
         targets = torch.cat([batch.labels, sum(self.network.head_sizes) + pairs])
         weights = torch.cat([torch.ones_like(batch.labels), (labels != others).long()]).float()
         return torch.cat([batch.images, mixtures]), targets, weights
+
+    @property
+    def head_temperature(self) -> float:
+        """The setting, once a task has been learned with it."""
+        return self.settings.temperature if len(self.network.heads) > 1 else 1.0
 
     # -- statistics --------------------------------------------------------------------------------------------
 

@@ -141,6 +141,11 @@ class PrototypeAugmentation(Method):
             "distillation": settings.distillation_weight * torch.linalg.vector_norm(features - before),
         }
 
+    @property
+    def head_temperature(self) -> float:
+        """The setting, once a task has been learned with it."""
+        return self.settings.temperature if len(self.network.heads) > 1 else 1.0
+
     # -- statistics and state ----------------------------------------------------------------------------------
 
     def end_task(self, task: Task, data: TaskImages) -> None:

@@ -151,7 +151,12 @@ class RepresentationExpansion(Method):
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
         """Logits of all heads."""
-        return self.network.logits(self.features(images))
+        return self.network.logits(self.features(images)) / self.head_temperature
+
+    @property
+    def head_temperature(self) -> float:
+        """The setting, once a task has been learned with it."""
+        return self.settings.temperature if len(self.network.heads) > 1 else 1.0
 
 
 class _Features(nn.Module):
