@@ -258,6 +258,13 @@ def test_runs_are_found_once_and_in_natural_order(tmp_path: Path) -> None:
     assert find_runs([tmp_path / "d" / "seed2"]) == [RunFolder(tmp_path / "d" / "seed2")]
 
 
+def test_a_file_that_is_no_part_of_a_run_stands_for_none(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "seed1").write_summary(SUMMARY)
+    (tmp_path / "notes.yaml").write_text("")
+    with pytest.raises(RunFolderError, match="is not the folder of a run"):
+        find_runs([tmp_path / "notes.yaml"])
+
+
 def test_missing_place_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="nowhere"):
         find_runs([tmp_path / "nowhere"])

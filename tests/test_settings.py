@@ -597,6 +597,16 @@ def test_files_of_class_orders_are_found_from_any_folder(tmp_path: Path, monkeyp
     assert label(file) == "efc+class_order=mine"
 
 
+def test_class_orders_of_one_name_are_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, order in (("a", range(10)), ("b", reversed(range(10))), ("c", range(10))):
+        Path(place).mkdir()
+        Path(place, "order.txt").write_text("\n".join(map(str, order)))
+    with pytest.raises(SettingsError, match=r"a/order.txt and .*b/order.txt would have one folder"):
+        planned("--class-order a/order.txt b/order.txt")
+    assert len(planned("--class-order a/order.txt c/order.txt")) == 1, "They say the same."
+
+
 def test_a_class_order_that_is_always_the_same_takes_no_seed() -> None:
     with pytest.raises(SettingsError, match="'class_seed' would change nothing: the class order icarl"):
         planned("--class-order icarl --class-seed 0 1")
@@ -741,3 +751,21 @@ class TestOlderRecords:
     def test_a_method_that_is_gone_is_compared_as_it_was_recorded(self) -> None:
         stored = {**identity(Settings()), "method": "gone"}
         assert differences(stored, stored) == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"seed": 1}, "'seed' is no setting of a method. Give it as --seed"),
+        ({"class_order": "icarl"}, "Give it as --class-order"),
+        ({"later": 3}, r"'later' is a recipe, .* such as later\.epochs"),
+    ],
+)
+def test_what_is_no_setting_of_a_method_has_a_place(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        validate(Settings(overrides=overrides))
+
+
+def test_vary_is_among_the_names_of_a_file() -> None:
+    with pytest.raises(SettingsError, match="Did you mean 'vary'"):
+        expand({"vari": {"efm_weight": [1, 2]}})

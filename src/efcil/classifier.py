@@ -189,9 +189,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path) -> None:
-        """Write the model to a folder, which `load`, `efcil learn`, `efcil predict` and the other commands read."""
-        self._learned().save(folder)
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the model to a folder, which `load`, `efcil learn`, `efcil predict` and the other commands read.
+
+        An earlier state of this model is replaced; another model, or a task that was interrupted, only with
+        `overwrite`.
+        """
+        self._learned().save(folder, overwrite=overwrite)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> IncrementalClassifier:

@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, PermissionError) and error.filename is not None:
             advice = "Change its permissions, or those of its folder."
             return _fail(f"{error.filename} cannot be opened ({error.strerror}). {advice}", MISTAKE)
-        return _fail(f"Unexpected {type(error).__name__}: {error}. Add --debug to see where.", FAILED)
+        advice = "" if "--debug" in given else " Add --debug to see where."
+        said = f": {error}" if str(error) else ""
+        return _fail(f"Unexpected {type(error).__name__}{said.rstrip('.')}.{advice}", FAILED)
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:

@@ -55,6 +55,8 @@ def refuse_unwritable(folder: Path, needed: int) -> None:
     """Make `folder`, write into it for a try, and compare what a run needs with what the disk has left."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if folder.is_file():
+            raise NotADirectoryError(20, "it is a file")
         # Taken at its word even where we are the superuser, who could write there all the same.
         if not existing.stat().st_mode & 0o222:
             raise PermissionError(13, "it is read-only")

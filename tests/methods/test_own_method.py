@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 from efcil import IncrementalClassifier, methods
 from efcil.cli import main
-from efcil.errors import SettingsError
+from efcil.errors import SettingsError, TrainingError
 from efcil.settings import documentation
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-own-method.md"
@@ -120,6 +120,46 @@ def test_what_end_task_keeps_has_no_gradient(install: Callable[[str], None], tmp
     kept = learned("attracted", {0, 1}, {2}).model_.ready.get_buffer("centres")
     assert len(kept) == 2
     assert not kept.requires_grad
+
+
+LATE = """
+import torch
+from efcil.core.losses import cross_entropy
+from efcil.methods.base import Method
+class Late(Method):
+    name = "late"
+    summary = "keeps what it has not announced"
+    def loss(self, batch):
+        return {"current": cross_entropy(self.network.logits(self.network.features(batch.images)), batch.labels)}
+    def end_task(self, task, data):
+        self.register_buffer("surprise", torch.zeros(3))
+"""
+
+
+def test_state_that_could_not_be_loaded_is_found_out_early(
+    install: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(LATE)
+    assert main(["run", "--method", "late", *SHORT, "--output", str(tmp_path / "runs")]) == 1
+    assert "does not have surprise when it is made anew" in capsys.readouterr().err
+    with pytest.raises(TrainingError, match="Register every parameter, buffer and submodule in __init__"):
+        learned("late", {0, 1})
+
+
+def test_an_old_network_that_was_not_kept(
+    install: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = example().replace("        self.keep_teacher()\n", "")
+    assert text != example()
+    install(text)
+    assert main(["run", "--method", "anchor", *SHORT, "--output", str(tmp_path / "runs")]) == 2
+    assert "call self.keep_teacher() in begin_task" in capsys.readouterr().err
+
+
+def test_a_method_that_is_not_found_may_be_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(methods.VARIABLE, raising=False)
+    with pytest.raises(SettingsError, match=r"Unknown method 'anchor'.*once \$EFCIL_METHODS names its file"):
+        methods.get("anchor")
 
 
 def test_documentation_is_about_the_methods_of_the_package(install: Callable[[str], None]) -> None:

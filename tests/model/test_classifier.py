@@ -69,6 +69,21 @@ def test_from_a_saved_model_as_in_one_go(method: str, digits: Any, tmp_path: Pat
     assert np.array_equal(loaded.predict_proba(images), at_once.predict_proba(images))
 
 
+def test_another_model_is_not_overwritten(digits: Any, model_folder: Path, same: Any) -> None:
+    kept = IncrementalClassifier.load(model_folder, device="cpu")
+    other = quick(seed=1).fit(*digits.train(0, 1))
+    with pytest.raises(ModelError, match="holds another model, which this one did not begin as"):
+        other.save(model_folder)
+    assert same(IncrementalClassifier.load(model_folder, device="cpu").model_, kept.model_)
+    kept.save(model_folder)  # itself
+    kept.partial_fit(*digits.train(5)).save(model_folder)
+    other.save(model_folder, overwrite=True)
+    assert same(IncrementalClassifier.load(model_folder, device="cpu").model_, other.model_)
+    next(model_folder.glob("*.safetensors")).write_bytes(b"")
+    with pytest.raises(ModelError, match="overwrite=True"):
+        other.save(model_folder)
+
+
 def test_fit_starts_afresh(digits: Any, same: Any) -> None:
     twice = quick().fit(*digits.train(5, 6)).fit(*digits.train(0, 1))
     assert twice.classes_.tolist() == [0, 1]
@@ -340,6 +355,7 @@ def test_asked_before_it_has_learned() -> None:
         ({"settings": {"later.epoch": 1}}, "epochs"),
         ({"device": "tpu"}, "device 'tpu'"),
         ({"image_size": 5000}, "too large"),
+        ({"classifier": "all"}, "tells classes apart in one way"),
     ],
 )
 def test_bad_parameters(parameters: dict[str, Any], message: str, digits: Any) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
 from efcil.core import gaussians
 from efcil.data.sources.listing import images_below
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
-from efcil.model import Model, more
+from efcil.model import Model, ModelError, more
 from efcil.model.images import class_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +135,28 @@ def interrupted(folders: Path, uninterrupted: Path, tmp_path: Path, impatient: A
     assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 130
     monkeypatch.undo()
     return model
+
+
+def test_a_model_among_other_files_is_told_of(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folders / "second", tmp_path / "model")
+    arguments = [argument for argument in QUICK if argument != "--quiet"]
+    assert learn(tmp_path / "model", folders / "first", *arguments) == 0
+    names = sorted(path.name for path in (folders / "second").iterdir())
+    said = capsys.readouterr()
+    assert f"also holds {', '.join(names)}" in said.out + said.err
+    assert learn(tmp_path / "fresh", folders / "first", *arguments) == 0
+    said = capsys.readouterr()
+    assert "also holds" not in said.out + said.err
+
+
+def test_saving_does_not_lose_an_unfinished_task(interrupted: Path, folders: Path) -> None:
+    other = IncrementalClassifier(preset="digits", epochs=1, device="cpu").partial_fit(folders / "first")
+    with pytest.raises(ModelError, match="a task that was interrupted"):
+        other.save(interrupted)
+    other.save(interrupted, overwrite=True)
+    assert not checkpoint.exists(interrupted / "partial"), "It was of the other model."
 
 
 def test_an_unfinished_task_is_not_lost_by_mistake(

@@ -103,6 +103,11 @@ def execute(arguments: argparse.Namespace) -> int:
             keep = Keep(folder / format.PARTIAL, stop, arguments.checkpoint_steps, progress.say, arguments.discard)
             for line in _contents(arguments.data.expanduser(), labels):
                 progress.say(line)
+            if not model.card.visits and (others := _others(folder)):
+                progress.say(
+                    f"{folder} also holds {some(others)}. `efcil audit` fails on what is no part of a model; a model "
+                    "is better off in a folder of its own."
+                )
             size, device = model.card.image_size, model.execution.device
             progress.say(f"{size} x {size} pixels, {model.card.resolved.network}, on {device}")
             pixels = pictures.pixels(size)
@@ -157,3 +162,11 @@ def _wanted(arguments: argparse.Namespace, start: Settings) -> Settings:
     if arguments.preset is not None:
         given["dataset"] = arguments.preset
     return dataclasses.replace(start, **{"device": "auto", **given})
+
+
+def _others(folder: Path) -> list[str]:
+    """Return what lies in the folder of a new model beside it."""
+    from efcil.model.format import PARTIAL, STEM
+
+    own = (".lock", PARTIAL)
+    return sorted(path.name for path in folder.iterdir() if path.name not in own and not path.name.startswith(STEM))

@@ -16,6 +16,7 @@ from efcil.settings import Settings, expand, options, read_config, validate
 from efcil.settings.grid import VARY_KEY, is_record
 from efcil.settings.idle import refuse_idle, without_idle
 from efcil.settings.model import NAMED_CLASS_ORDERS
+from efcil.settings.resolution import class_order_identity
 
 DEFAULT_METHODS = ["efc", "finetune"]
 
@@ -135,7 +136,15 @@ def _distinct(runs: Sequence[Settings]) -> list[Settings]:
     """Return every run once: what is varied for one method, or beside one setting, may be nothing to another."""
     from efcil.runfolder import locate
 
-    return list({locate(Path(), run).path: run for run in reversed(runs)}.values())[::-1]
+    distinct: dict[Path, Settings] = {}
+    for run in runs:
+        other = distinct.setdefault(locate(Path(), run).path, run)
+        if class_order_identity(other.class_order) != class_order_identity(run.class_order):
+            raise SettingsError(
+                f"The class orders {other.class_order} and {run.class_order} would have one folder, which is named "
+                "after the file alone. Give the files names that tell them apart."
+            )
+    return list(distinct.values())
 
 
 def share_overrides(grid: Sequence[Settings]) -> list[Settings]:

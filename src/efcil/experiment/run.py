@@ -29,6 +29,7 @@ from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.first_task import FirstTask
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Progress
+from efcil.engine.rebuild import refuse_unloadable
 from efcil.engine.trainer import Trainer
 from efcil.environment import code, command
 from efcil.errors import DataError, EfcilError
@@ -243,6 +244,9 @@ class Run:
         with self.clock.phase("statistics"), torch.no_grad():
             self.method.end_task(task, data)
         del data
+        if index == 0 and self.own_method is not None:
+            assert self.resolved.network is not None
+            refuse_unloadable(self.method, self.resolved.network, self.settings.seed)
         with self.clock.phase("evaluation"):
             agnostic, aware = evaluate(self.method, self.test, self.scenario, index, self.settings.classifier)
             others = self._other_classifiers(index)

@@ -56,7 +56,8 @@ def get(name: str) -> type[Method]:
     """Return the method called `name`, or say which names exist."""
     methods = available()
     if name not in methods:
-        raise unknown("method", name, methods)
+        own = "" if os.environ.get(VARIABLE) else f" A method of your own is found once ${VARIABLE} names its file."
+        raise SettingsError(f"{unknown('method', name, methods)}{own}")
     return methods[name]
 
 

@@ -13,6 +13,7 @@ from efcil import seeds
 from efcil.core import transport
 from efcil.core.classifiers import ClassStatistics
 from efcil.data.store import TaskImages
+from efcil.errors import SettingsError
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe
 
@@ -161,7 +162,11 @@ class Method(nn.Module):
     @property
     def old_network(self) -> IncrementalNetwork:
         """The network as it was before the task: `teacher`, which must have been kept."""
-        assert self.teacher is not None
+        if self.teacher is None:
+            raise SettingsError(
+                f"Method {self.name!r} asks for the old network, which it has not kept: call self.keep_teacher() in "
+                "begin_task, before super().begin_task(task)."
+            )
         return self.teacher
 
     def before_and_after(self, data: TaskImages, index: int = 0) -> tuple[Tensor, Tensor]:

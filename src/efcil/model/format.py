@@ -153,6 +153,8 @@ def _describe(folder: Path) -> tuple[checkpoint.Description, Card]:
             raise ModelError(
                 f"{folder} has not finished its first task. Give the `efcil learn` command that began it again."
             )
+        if is_run(folder / "model"):
+            raise ModelError(f"{folder} is the folder of a run. Its model is {folder / 'model'}.")
         raise ModelError(f"{folder} is no model folder: it has no {STEM}.json. `efcil learn` makes one.")
     try:
         described = checkpoint.describe(folder, STEM)

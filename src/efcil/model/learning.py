@@ -21,6 +21,7 @@ from efcil.engine.checkpoint import CheckpointError, Damaged, Forbidden, TaskKee
 from efcil.engine.first_task import FirstTask
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Progress
+from efcil.engine.rebuild import refuse_unloadable
 from efcil.engine.trainer import Position, Trainer
 from efcil.errors import EfcilError, some
 from efcil.methods.base import Method, Task
@@ -210,6 +211,8 @@ def _learn_task(
         learner.eval()
     with torch.no_grad():
         learner.end_task(task, data)
+    if index == 0 and card.settings.method not in methods.bundled():
+        refuse_unloadable(learner, resolved.network, card.settings.seed)
     date = now()
     counts = np.bincount(numbers - first_class, minlength=len(new))
     learned = tuple(LearnedClass(name, index, int(n), date) for name, n in zip(new, counts, strict=True))

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from efcil import methods
+from efcil.core import classifiers
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD
 from efcil.data.store import TaskImages
+from efcil.engine import checkpoint
 from efcil.engine.evaluate import scorer
 from efcil.engine.hardware import choose_execution
-from efcil.errors import SettingsError
+from efcil.errors import EfcilError, SettingsError
 from efcil.files import locked
 from efcil.methods.base import Method
 from efcil.model import format
@@ -72,15 +74,38 @@ class Model:
         card, method = format.read(Path(folder).expanduser())
         return cls(card, method, device)
 
-    def save(self, folder: Path | str) -> None:
-        """Write the model to a folder, in place of the one that may be there."""
+    def save(self, folder: Path | str, *, overwrite: bool = False) -> None:
+        """Write the model to a folder, in place of an earlier state of it; of another model only with `overwrite`."""
         place = Path(folder).expanduser()
         try:
             # Two that save at the same time would remove each other's tensors.
             with locked(place / ".lock"):
+                if not overwrite:
+                    self._refuse_another(place)
                 format.write(place, self.card, self.tensors())
+                checkpoint.remove(place / format.PARTIAL)
         except OSError as error:
             raise ModelError(f"{place} cannot be written ({error.strerror or error}). Choose another folder.") from None
+
+    def _refuse_another(self, folder: Path) -> None:
+        """Refuse a folder whose model this one has not come from, or with a task that was interrupted."""
+        if checkpoint.exists(folder / format.PARTIAL):
+            raise ModelError(
+                f"{folder} has a task that was interrupted, which saving would lose. Finish it with the `efcil learn` "
+                "command that began it, choose another folder, or save with overwrite=True."
+            )
+        if not format.exists(folder):
+            return
+        try:
+            there, _ = format.read_raw(folder)
+        except EfcilError as error:
+            raise ModelError(f"{error} Choose another folder, or save with overwrite=True.") from None
+        mine = self.card
+        if (there.visits, there.labels) != (mine.visits[: len(there.visits)], mine.labels[: len(there.labels)]):
+            raise ModelError(
+                f"{folder} holds another model, which this one did not begin as. Choose another folder, or save with "
+                "overwrite=True."
+            )
 
     def adopt(self, method: Method) -> None:
         """Make `method` the one that the model uses, on the model's device."""
@@ -209,6 +234,11 @@ class Model:
 
 def checked(settings: Settings) -> Settings:
     """Check every name in the settings; return them with the types of the overrides settled."""
+    if settings.classifier == classifiers.ALL:
+        raise SettingsError(
+            "A model tells classes apart in one way; all of them are compared in experiments (`efcil run`). Choose one "
+            "classifier, or auto."
+        )
     # As for a folder of images, whatever the preset: images come from anywhere and have any size.
     return replace(validate(replace(settings, dataset="folder", data=".")), dataset=settings.dataset, data=None)
 

@@ -67,7 +67,7 @@ def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
             checked[name] = _check_varied(value)
             continue
         if name not in known:
-            raise _misplaced(str(name)) or unknown("setting", str(name), known)
+            raise _misplaced(str(name)) or unknown("setting", str(name), (*known, VARY_KEY))
         if name == "overrides":
             value = flat_overrides(value)
         if isinstance(value, list | tuple):

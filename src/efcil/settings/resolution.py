@@ -64,9 +64,16 @@ def resolve(settings: Settings, image_size: int | None = None) -> Resolved:
 
 
 def _refuse_misplaced(overrides: Mapping[str, Any], cls: type) -> None:
-    """Raise where something of a recipe is given as if it were the method's."""
+    """Raise where something of a recipe or of the run is given as if it were the method's."""
     for name in overrides:
-        if name in options(Recipe) and name not in options(getattr(cls, "Settings", Recipe)):
+        if name in options(getattr(cls, "Settings", Recipe)):
+            continue
+        if name in STAGES:
+            raise SettingsError(f"{name!r} is a recipe, of which one value at a time is set, such as {name}.epochs.")
+        if name in options(Settings) and name not in options(Recipe):
+            flag = f"--{name.replace('_', '-')}"
+            raise SettingsError(f"{name!r} is no setting of a method. Give it as {flag}, or by its name in a file.")
+        if name in options(Recipe):
             both = f", or --{name.replace('_', '-')} for both" if name in options(Settings) else ""
             raise SettingsError(
                 f"{name!r} is part of a recipe: first_task.{name} is for the first task, later.{name} for the others"
@@ -189,7 +196,7 @@ def identity(settings: Settings) -> dict[str, Any]:
         "scenario": scenario_name(settings),
         "seed": settings.seed,
         "class_seed": settings.effective_class_seed,
-        "class_order": _class_order_identity(settings.class_order),
+        "class_order": class_order_identity(settings.class_order),
         "held_out": settings.held_out,
         "image_size": settings.image_size,
         "network": resolved.network,
@@ -213,7 +220,8 @@ def _as_plain(instance: Any) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _class_order_identity(class_order: str) -> str:
+def class_order_identity(class_order: str) -> str:
+    """Return what tells a class order from others: its name, or a digest of what its file says."""
     if class_order in NAMED_CLASS_ORDERS:
         return class_order
     path = Path(class_order).expanduser()
