@@ -7,6 +7,7 @@ that is missing is NaN itself; nothing is silently left out of a mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -93,9 +94,9 @@ def forgetting(matrix: ArrayLike) -> NDArray[np.float64]:
 
 
 def average_forgetting(matrix: ArrayLike) -> float:
-    """Mean forgetting over all tasks but the last; 0 for a single task, which had no time to be forgotten."""
+    """Mean forgetting over all tasks but the last; NaN for a single task, which had no time to be forgotten."""
     per_task = forgetting(matrix)
-    return float(per_task.mean()) if len(per_task) else 0.0
+    return float(per_task.mean()) if len(per_task) else math.nan
 
 
 def accuracy_rows(correct: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
