@@ -565,3 +565,15 @@ def test_two_at_a_time_are_kept_apart(uninterrupted: Path, folders: Path, tmp_pa
     with locked(model / ".lock"):
         assert learn(model, folders / "first", "--more") == 2
     assert "being worked on by another process" in capsys.readouterr().err
+
+
+def test_places_that_are_no_model_folders(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "note.txt").write_text("")
+    assert learn(tmp_path / "note.txt", folders / "first", *QUICK) == 2
+    assert "(it is a file)" in capsys.readouterr().err
+    quick = ["--method", "finetune", "--tasks", "2", "--epochs", "1", "--device", "cpu", "--quiet"]
+    assert main(["run", *quick, "--output", str(tmp_path / "runs")]) == 0
+    (run,) = (path.parent for path in (tmp_path / "runs").rglob("summary.json"))
+    capsys.readouterr()
+    assert main(["inspect", str(run)]) == 2
+    assert f"is the folder of a run. Its model is {run / 'model'}" in capsys.readouterr().err
