@@ -166,7 +166,8 @@ def _wanted(arguments: argparse.Namespace, start: Settings) -> Settings:
 
 def _others(folder: Path) -> list[str]:
     """Return what lies in the folder of a new model beside it."""
+    from efcil.engine import checkpoint
     from efcil.model.format import PARTIAL, STEM
 
-    own = (".lock", PARTIAL)
-    return sorted(path.name for path in folder.iterdir() if path.name not in own and not path.name.startswith(STEM))
+    own = {".lock", PARTIAL, *(file.name for file in checkpoint.orphans(folder, STEM))}
+    return sorted(path.name for path in folder.iterdir() if path.name not in own)

@@ -16,7 +16,7 @@ def refuse_unloadable(method: Method, network: str, seed: int) -> None:
     try:
         again.load_tensors(state)
     except Exception as error:  # whatever foreign code raises
-        missing = sorted(name for name in state if name not in again.state_dict() and "heads" not in name)
+        missing = sorted(name for name in state if name not in again.state_dict())
         reason = f"it does not have {some(missing)} when it is made anew" if missing else f"{error}"
         raise TrainingError(
             f"What method {method.name!r} keeps could not be loaded again: {reason}. Register every parameter, buffer "

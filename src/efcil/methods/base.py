@@ -83,6 +83,8 @@ class Method(nn.Module):
     #: Length that the gradient of all parameters together is cut to, if any. Nothing moves before all of it is known,
     #: which takes the fused backbone a little longer.
     gradient_limit: float | None = None
+    #: Whether later tasks train the heads with a softmax of logits over the setting `temperature`.
+    heads_have_temperature: ClassVar[bool] = False
     #: Whether the method keeps to the current task's images. Joint training, the upper bound, does not.
     exemplar_free: ClassVar[bool] = True
     #: What a test-time classifier may be built on: trained heads, and the buffers `means` and `covariances` where they
@@ -99,7 +101,7 @@ class Method(nn.Module):
     def __init__(self, network: IncrementalNetwork, settings: Any = None) -> None:
         super().__init__()
         self.network = network
-        self.settings = settings if settings is not None else type(self).Settings()
+        self.settings: Any = settings if settings is not None else type(self).Settings()
         self.teacher: IncrementalNetwork | None = None
 
     @classmethod
@@ -194,7 +196,7 @@ class Method(nn.Module):
     @property
     def head_temperature(self) -> float:
         """What logits are divided by in the softmax that the heads are trained with; the shared first task has none."""
-        return 1.0
+        return self.settings.temperature if self.heads_have_temperature and len(self.network.heads) > 1 else 1.0
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the features that the class statistics are about."""

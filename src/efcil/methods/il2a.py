@@ -27,6 +27,7 @@ class DualAugmentation(Method):
     name = "il2a"
     summary = "class Gaussians rehearsed in closed form, features distilled, mixed images as extra classes"
     family = "scheduled"
+    heads_have_temperature = True
     keeps = ("heads", "means", "covariances")
 
     @dataclass(frozen=True)
@@ -153,11 +154,6 @@ class DualAugmentation(Method):
         targets = torch.cat([batch.labels, sum(self.network.head_sizes) + pairs])
         weights = torch.cat([torch.ones_like(batch.labels), (labels != others).long()]).float()
         return torch.cat([batch.images, mixtures]), targets, weights
-
-    @property
-    def head_temperature(self) -> float:
-        """The setting, once a task has been learned with it."""
-        return self.settings.temperature if len(self.network.heads) > 1 else 1.0
 
     # -- statistics --------------------------------------------------------------------------------------------
 

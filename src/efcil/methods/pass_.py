@@ -30,6 +30,7 @@ class PrototypeAugmentation(Method):
     name = "pass"
     summary = "noisy class means rehearsed, features distilled, images rotated in every task"
     family = "scheduled"
+    heads_have_temperature = True
     keeps = ("heads", "means")
 
     @dataclass(frozen=True)
@@ -140,11 +141,6 @@ class PrototypeAugmentation(Method):
             "replay": settings.replay_weight * replay,
             "distillation": settings.distillation_weight * torch.linalg.vector_norm(features - before),
         }
-
-    @property
-    def head_temperature(self) -> float:
-        """The setting, once a task has been learned with it."""
-        return self.settings.temperature if len(self.network.heads) > 1 else 1.0
 
     # -- statistics and state ----------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class RepresentationExpansion(Method):
     name = "ssre"
     summary = "1x1 adapters trained beside frozen convolutions and merged; old class means rehearsed"
     family = "ssre"
+    heads_have_temperature = True
     trains_normalisation = False
     plain_only = True
     keeps = ("heads", "means")
@@ -152,11 +153,6 @@ class RepresentationExpansion(Method):
     def scores(self, images: Tensor) -> Tensor:
         """Logits of all heads."""
         return self.network.logits(self.features(images)) / self.head_temperature
-
-    @property
-    def head_temperature(self) -> float:
-        """The setting, once a task has been learned with it."""
-        return self.settings.temperature if len(self.network.heads) > 1 else 1.0
 
 
 class _Features(nn.Module):

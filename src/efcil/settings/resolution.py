@@ -65,16 +65,18 @@ def resolve(settings: Settings, image_size: int | None = None) -> Resolved:
 
 def _refuse_misplaced(overrides: Mapping[str, Any], cls: type) -> None:
     """Raise where something of a recipe or of the run is given as if it were the method's."""
+    known = options(Settings)
     for name in overrides:
         if name in options(getattr(cls, "Settings", Recipe)):
             continue
         if name in STAGES:
             raise SettingsError(f"{name!r} is a recipe, of which one value at a time is set, such as {name}.epochs.")
-        if name in options(Settings) and name not in options(Recipe):
-            flag = f"--{name.replace('_', '-')}"
-            raise SettingsError(f"{name!r} is no setting of a method. Give it as {flag}, or by its name in a file.")
+        if name in known and name not in options(Recipe):
+            raise SettingsError(
+                f"{name!r} is no setting of a method. Give it as {known[name].flags}, or by its name in a file."
+            )
         if name in options(Recipe):
-            both = f", or --{name.replace('_', '-')} for both" if name in options(Settings) else ""
+            both = f", or {known[name].flags} for both" if name in known else ""
             raise SettingsError(
                 f"{name!r} is part of a recipe: first_task.{name} is for the first task, later.{name} for the others"
                 f"{both}."
