@@ -24,23 +24,23 @@ from PIL import Image
 from efcil import files, methods
 from efcil.cli import main
 from efcil.commands.run import plan
-from efcil.data.augment import Normalisation
 from efcil.data.images import Dataset, ImageSet
 from efcil.data.sources import SourceOptions, load_dataset
-from efcil.engine import aside, checkpoint
+from efcil.engine import aside, checkpoint, lifecycle
 from efcil.engine.checkpoint import CheckpointError
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.trainer import Trainer
 from efcil.errors import DataError, GridError, SettingsError, TrainingError
-from efcil.evaluation.metrics import summarise
+from efcil.evaluation.metrics import results
 from efcil.experiment import run as run_module
 from efcil.experiment import run_grid, run_one, workers
-from efcil.experiment.first_tasks import FOLDER, STEM, data_digest, digest, fingerprint
-from efcil.experiment.run import Run, make_run_scenario
+from efcil.experiment.plan import Plan, make_run_scenario
+from efcil.experiment.shared_tasks import FOLDER, STEM, data_digest, digest, fingerprint
 from efcil.experiment.summary import source_digest
-from efcil.model import from_run
-from efcil.network.incremental import fresh_network
+from efcil.model import Model
+from efcil.model.contents import extras
+from efcil.model.folder import STEM as MODEL
 from efcil.report import table
 from efcil.runfolder import RunFolder, RunFolderError, locate
 from efcil.settings import Settings, load_config
@@ -63,7 +63,7 @@ def few(digits: Dataset) -> Dataset:
 
 
 def tensors(run: RunFolder) -> dict[str, torch.Tensor]:
-    return checkpoint.read(run.model).tensors
+    return checkpoint.read(run.model, MODEL).tensors
 
 
 def same(left: RunFolder, right: RunFolder) -> bool:
@@ -106,8 +106,8 @@ class TestRunFolder:
         for settings in grid.settings:
             run = grid.run(settings.method)
             names = {str(file.relative_to(run.path)) for file in run.path.rglob("*") if file.is_file()}
-            (tensor_file,) = {name for name in names if name.startswith("model/state-")}
-            expected = {"settings.yaml", "metrics.jsonl", "accuracy.csv", "summary.json", "log.txt", "model/state.json"}
+            (tensor_file,) = {name for name in names if name.startswith("model/model-")}
+            expected = {"settings.yaml", "metrics.jsonl", "accuracy.csv", "summary.json", "log.txt", "model/model.json"}
             assert names == expected | {tensor_file}
 
     def test_settings_run_again(self, grid: Grid) -> None:
@@ -134,14 +134,8 @@ class TestRunFolder:
             agnostic, aware, sizes = run.read_accuracy()
             assert sizes == summary["task_sizes"] == [2] * 5
             assert (aware >= agnostic)[np.tril_indices(5)].all()
-            metrics = summarise(agnostic, sizes, aware)
-            assert summary["A_step"] == metrics.last_step_accuracy
-            assert summary["A_inc"] == metrics.average_incremental_accuracy
-            assert tuple(summary["A_step_per_task"]) == metrics.step_accuracy
-            assert summary["task_mean"] == metrics.task_mean[-1]
-            assert summary["forgetting"] == metrics.average_forgetting
-            assert tuple(summary["forgetting_per_task"]) == metrics.forgetting
-            assert summary["task_aware_A_step"] == metrics.aware_last_step_accuracy
+            for name, value in results(agnostic, sizes, aware).items():
+                assert summary[name] == (list(value) if isinstance(value, tuple) else value), name
             rows = [line["accuracy"] for line in run.read_metrics() if line["kind"] == "task"]
             for k, row in enumerate(rows):
                 assert row == agnostic[k, : k + 1].tolist()
@@ -169,29 +163,26 @@ class TestRunFolder:
 
     def test_the_model_alone_repeats_the_last_accuracies(self, grid: Grid, digits: Dataset) -> None:
         run = grid.run("efc")
-        saved = checkpoint.read(run.model)
-        facts = saved.facts
-        cls = methods.get(facts["method"])
-        network = fresh_network(facts["network"], 1234, torch.device("cpu"))
-        method = cls(network, cls.Settings(**facts["method_settings"]))
-        method.load_tensors(saved.tensors)
-        method.eval()
+        model = Model.load(run.model, "cpu")
         scenario = make_run_scenario(grid.settings[1], digits)
-        assert facts["class_order"] == list(scenario.order)
-        assert facts["head_sizes"] == [2] * 5
+        names = [digits.class_names[original] for original in scenario.order]
+        assert model.card.labels == names
+        assert model.card.task_sizes == [2] * 5
         images = TestImages(
             digits.test.images,
             scenario.relabel(digits.test.labels),
-            normalisation=Normalisation(tuple(facts["normalisation"]["mean"]), tuple(facts["normalisation"]["std"])),
+            normalisation=model.card.normalisation,
             device=torch.device("cpu"),
         )
+        method = model.ready
         agnostic, aware = evaluate(method, images, scenario, 4)
         accuracy = run.read_accuracy()
         assert agnostic == accuracy[0][4].tolist()
         assert aware == accuracy[1][4].tolist()
 
     def test_the_audit_knows_all_that_a_state_says(self, grid: Grid) -> None:
-        assert set(checkpoint.read(grid.run("efc").model).facts) == set(from_run.FACTS)
+        folder = grid.run("efc").model
+        assert not extras(folder, Model.load(folder, "cpu").card)
 
     def test_the_log_tells_the_story(self, grid: Grid) -> None:
         log = grid.run("efc").log_file.read_text()
@@ -379,7 +370,7 @@ def test_a_task_that_was_under_way_with_another_version_of_an_own_method_begins_
     try:
         edited = OWN_METHOD + "    trains_normalisation = False\n"
         whole = run(edited, "whole")
-        for output, text, told in (("same", OWN_METHOD, "going on in task 2"), ("edited", edited, "it begins anew")):
+        for output, text, told in (("same", OWN_METHOD, "resuming task 2"), ("edited", edited, "task 2 starts over")):
             with monkeypatch.context() as patch, pytest.raises(Interrupted):
                 run(OWN_METHOD, output, stop_after(3, patch))
             capsys.readouterr()
@@ -441,8 +432,8 @@ class TestFirstTask:
         assert len(trained_first_tasks(grid.output)) == 2
         efc, finetune = grid.run("efc"), grid.run("finetune")
         assert efc.read_summary()["first_task"] == finetune.read_summary()["first_task"]
-        runs = [Run(each, grid.output, digits, fingerprint(digits)) for each in grid.settings[:2]]
-        assert {run.first_training() for run in runs} == {efc.read_summary()["first_task"]}
+        plans = [Plan.make(each, grid.output, digits) for each in grid.settings[:2]]
+        assert {plan.first_training() for plan in plans} == {efc.read_summary()["first_task"]}
         assert "trained before, taken from" in efc.log_file.read_text()
         assert "trained before" not in finetune.log_file.read_text()
         alone = RunFolder(run_one(grid.settings[1], tmp_path, digits, quiet=True))
@@ -453,7 +444,7 @@ class TestFirstTask:
         self, grid: Grid, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shutil.copytree(grid.output / FOLDER, tmp_path / FOLDER)
-        monkeypatch.setattr(run_module, "FirstTask", None)  # which trains first tasks
+        monkeypatch.setattr(lifecycle, "FirstTask", None)  # which trains first tasks
         settings = Settings(method="finetune", scenario="custom", tasks=2, first_task_classes=2, **SHORT)
         run = RunFolder(run_one(settings, tmp_path, digits, quiet=True))
         assert run.read_accuracy()[0][0, 0] == grid.run("finetune").read_accuracy()[0][0, 0]
@@ -489,8 +480,7 @@ class TestFirstTask:
         settings = Settings(method="finetune", **SHORT)
         keys = set()
         for each in (settings, dataclasses.replace(settings, **change)):
-            run = Run(each, tmp_path, few, "0")
-            keys.add(digest(run.first_task_description(run.scenario.task_sizes[0], run.recipe(0))))
+            keys.add(digest(Plan.make(each, tmp_path, few, "0").scratch_description(0)))
         assert len(keys) == (1 if shared else 2)
 
     def test_the_fingerprint_sees_pixels_labels_and_classes(self, few: Dataset) -> None:
@@ -525,8 +515,8 @@ class TestFirstTask:
         self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         settings = Settings(method="finetune", **TWO_TASKS)
-        run = Run(settings, tmp_path, few, "0")
-        lock = files.locked(run.store.lock(digest(run.first_task_description(5, run.recipe(0)))))
+        plan = Plan.make(settings, tmp_path, few, "0")
+        lock = files.locked(plan.store.lock(plan.first_training()))
         lock.__enter__()
         naps = []
         sleep = files.time.sleep
@@ -545,9 +535,9 @@ class TestFirstTask:
         monkeypatch.setattr(files.time, "sleep", wake)
         run_one(settings, tmp_path, few, quiet=True, fingerprint="0")
         assert len(naps) == 2
-        seconds = run.folder.read_summary()["seconds"]
+        seconds = plan.folder.read_summary()["seconds"]
         assert seconds["total"] < 3600, "waiting is not work"
-        log = run.folder.log_file.read_text()
+        log = plan.folder.log_file.read_text()
         assert log.count(f"waiting for the first task, which another process (number {os.getpid()}) is training") == 1
 
 
@@ -571,18 +561,18 @@ def test_joint_training_after_the_last_task_and_after_every_task(few: Dataset, t
     assert [line["task"] for line in lines(runs["last"])] == [3, 3]
     assert [line["task"] for line in lines(runs["every"])] == [1, 1, 2, 2, 3, 3]
     assert len(trained_first_tasks(tmp_path / "every")) == 3
-    assert checkpoint.read(runs["every"].model).facts["head_sizes"] == [10]
+    assert Model.load(runs["every"].model, "cpu").card.task_sizes == [10]
 
 
 def test_joint_training_is_shared_by_scenarios(few: Dataset, tmp_path: Path) -> None:
     settings = [Settings(method="joint", **TWO_TASKS | {"tasks": tasks}) for tasks in (2, 5)]
-    runs = [Run(each, tmp_path, few, fingerprint(few)) for each in settings]
-    (key,) = {run.first_training() for run in runs}  # what waits for what, where several train at a time
+    plans = [Plan.make(each, tmp_path, few) for each in settings]
+    (key,) = {plan.first_training() for plan in plans}  # what waits for what, where several train at a time
     folders = [RunFolder(run_one(each, tmp_path, few, quiet=True)) for each in settings]
     assert [path.name for path in trained_first_tasks(tmp_path)] == [key]
     assert "trained before, taken from" in folders[1].log_file.read_text()
     every = dataclasses.replace(settings[0], overrides={"when": "every"})
-    assert Run(every, tmp_path, few, fingerprint(few)).first_training() != key
+    assert Plan.make(every, tmp_path, few).first_training() != key
 
 
 # -- failures --------------------------------------------------------------------------------------------------------
@@ -599,8 +589,8 @@ class TestFailures:
         assert "--set later.learning_rate" in str(error.value)
         run = locate(tmp_path, settings)
         assert not run.is_finished(settings)
-        kept = checkpoint.read(run.model)
-        assert kept.facts["completed"] == 1
+        kept = checkpoint.read(run.model, MODEL)
+        assert kept.facts["experiment"]["completed"] == 1
         assert all(torch.isfinite(value).all() for value in kept.tensors.values())
         for partial in run.path.glob("partial/*.safetensors"):
             middle = checkpoint.read(partial.parent)
@@ -673,18 +663,18 @@ class TestFailures:
     def test_a_failed_run_is_gone_before_the_next_one_trains(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        execute = Run.execute
-        seen: list[weakref.ref[Run]] = []
+        execute = run_module.Run.execute
+        seen: list[weakref.ref[run_module.Run]] = []
         alive: list[int] = []
 
-        def watched(self: Run, *arguments: Any) -> None:
+        def watched(self: run_module.Run, *arguments: Any) -> None:
             alive.append(sum(run() is not None for run in seen))
             seen.append(weakref.ref(self))
             vars(self)["itself"] = self  # such cycles are found by the garbage collector alone
             execute(self, *arguments)
             raise ZeroDivisionError("oops")
 
-        monkeypatch.setattr(Run, "execute", watched)
+        monkeypatch.setattr(run_module.Run, "execute", watched)
         settings = [Settings(method="finetune", seed=seed, **TWO_TASKS) for seed in range(2)]
         with pytest.raises(GridError, match="ZeroDivisionError: oops"):
             run_grid(settings, tmp_path, quiet=True)
@@ -745,13 +735,13 @@ class TestDisk:
     def test_a_disk_too_small_for_what_the_method_will_store(
         self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        run = Run(self.settings, tmp_path, few, "0")
+        plan = Plan.make(self.settings, tmp_path, few, "0")
         usage = shutil.disk_usage(tmp_path)
-        answers = iter([run.needed_bytes() + 1, 300_000])
+        answers = iter([plan.needed_bytes() + 1, 300_000])
         monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=next(answers)))
         with pytest.raises(RunFolderError, match="has 0 MB left"):
             run_one(self.settings, tmp_path, few, quiet=True)
-        assert not checkpoint.exists(run.folder.model)
+        assert not checkpoint.exists(plan.folder.model, MODEL)
         assert len(trained_first_tasks(tmp_path)) == 1, "what was trained is not lost"
 
     @pytest.mark.parametrize("call", ["replace", "fsync"])
@@ -839,7 +829,7 @@ def test_a_stop_from_python_names_a_command_that_goes_on(tmp_path: Path, monkeyp
     stop = stop_after(15, monkeypatch)
     with pytest.raises(Interrupted) as interruption:
         run_one(settings, tmp_path / "cut", digits, quiet=True, stop=stop)
-    words = shlex.split(str(interruption.value).partition("To go on: ")[2])
+    words = shlex.split(str(interruption.value).partition("To resume: ")[2])
     assert words[:2] == ["efcil", "run"]
     assert main([*words[1:], "--quiet"]) == 0
     assert same(locate(tmp_path / "cut", settings), whole)
@@ -957,8 +947,7 @@ class TestWorkers:
 
 
 def test_first_tasks_are_described(grid: Grid) -> None:
-    """What lies in the folder of a first task says what it is, and how good."""
+    """What lies in the folder of a first task says what it is."""
     place = grid.output / FOLDER / grid.run("efc").read_summary()["first_task"]
     facts = json.loads((place / f"{STEM}.json").read_text())["facts"]
     assert facts["key"] == place.name == digest(facts["description"])
-    assert facts["accuracy"] == grid.run("efc").read_accuracy()[0][0, 0]

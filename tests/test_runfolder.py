@@ -185,7 +185,9 @@ def test_summary_marks_the_run_as_finished(run: RunFolder) -> None:
         {**SUMMARY, "forgetting": math.nan, "A_step_per_task": np.array([90.0, 80.0]), "place": Path("a")}
     )
     assert run.is_finished()
-    assert run.read_summary() == {**SUMMARY, "forgetting": None, "A_step_per_task": [90.0, 80.0], "place": "a"}
+    read = run.read_summary()
+    assert set(read.pop("files")) == {"accuracy.csv", "metrics.jsonl"}
+    assert read == {**SUMMARY, "forgetting": None, "A_step_per_task": [90.0, 80.0], "place": "a"}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"method": "efc"}', "\ud800"])

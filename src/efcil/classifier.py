@@ -12,8 +12,9 @@ from sklearn.exceptions import NotFittedError
 
 from efcil.errors import EfcilError
 from efcil.model.images import InputError, Pictures, gather, gather_labelled
+from efcil.model.in_memory import Model, probabilities
 from efcil.model.learning import learn
-from efcil.model.model import Model, probabilities
+from efcil.model.teaching import teach
 from efcil.settings import Settings
 
 
@@ -104,14 +105,27 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         return self._take(model)
 
     def partial_fit(
-        self, images: Any, labels: Any = None, classes: Any = None, *, more: bool = False
+        self,
+        images: Any,
+        labels: Any = None,
+        classes: Any = None,
+        *,
+        more: bool = False,
+        folder: str | Path | None = None,
     ) -> IncrementalClassifier:
         """Learn new classes as the next task or, with `more`, blend further images into known classes.
+
+        With `folder`, the model lives there, as with `efcil learn`: nobody else can teach it meanwhile, its state is
+        saved every five minutes and on Ctrl-C, the same call resumes it, and the model is saved at the end.
 
         `classes` is there because scikit-learn's callers give it; classes need not be announced, and it is not used.
         """
         pictures, plain = gather_labelled(images, labels)
         model: Model | None = getattr(self, "model_", None)
+        if folder is not None:
+            place = Path(folder).expanduser()
+            wanted = lambda _: self._settings()  # noqa: E731 - the estimator's parameters are all there is to say
+            return self._take(teach(place, pictures, plain, wanted, model=model, device=self.device, more=more))
         if model is None:
             model = self._new_model(pictures)
         else:

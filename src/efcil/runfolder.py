@@ -5,13 +5,15 @@
   metrics.jsonl   one line per epoch and per task
   accuracy.csv    accuracy on every task after every task, task-agnostic and task-aware
   summary.json    the results, and what they were made with; its presence means that the run has finished
-  model/          weights and state of the method
+  model/          a model folder: weights, state of the method, and where the run is
+  partial/        the middle of the task under way
   log.txt
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -25,8 +27,10 @@ import numpy as np
 import yaml
 from numpy.typing import ArrayLike
 
+from efcil.engine import checkpoint
 from efcil.environment import environment
-from efcil.errors import RunFolderError
+from efcil.errors import EfcilError, RunFolderError
+from efcil.evaluation.metrics import results
 from efcil.files import write_atomically
 from efcil.settings import Settings, identity, label, load_config, scenario_name, to_yaml
 from efcil.settings.grid import RESOLVED_KEY
@@ -34,6 +38,8 @@ from efcil.settings.idle import without_idle
 from efcil.settings.options import show
 from efcil.settings.resolution import differences
 
+#: How the files of a model folder are called.
+MODEL = "model"
 AGNOSTIC, AWARE, SIZES = "task-agnostic", "task-aware", "classes"
 __all__ = ["RunFolder", "RunFolderError", "environment", "find_runs", "locate", "write_atomically"]
 
@@ -50,6 +56,7 @@ class RunFolder:
         self.accuracy_file = self.path / "accuracy.csv"
         self.summary_file = self.path / "summary.json"
         self.model = self.path / "model"
+        self.partial = self.path / "partial"
         self.log_file = self.path / "log.txt"
 
     def __repr__(self) -> str:
@@ -134,6 +141,14 @@ class RunFolder:
         if self.metrics_file.exists():
             write_atomically(self.metrics_file, "".join(line + "\n" for line in kept))
 
+    def metrics_digest(self) -> str:
+        """Return the SHA-256 of metrics.jsonl as it is now."""
+        return _file_digest(self.metrics_file)
+
+    def model_digest(self) -> str | None:
+        """Return the SHA-256 of the tensors in model/, None where no task has ended."""
+        return checkpoint.describe(self.model, MODEL).sha256 if checkpoint.exists(self.model, MODEL) else None
+
     def write_accuracy(self, agnostic: ArrayLike, aware: ArrayLike, task_sizes: Sequence[int]) -> None:
         """Write both accuracy matrices (K x K, percent, NaN where not measured) and the classes per task (K)."""
         text = io.StringIO()
@@ -164,22 +179,49 @@ class RunFolder:
         return agnostic, aware, sizes
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json, which marks the run as finished; numbers that are not finite become null."""
+        """Write summary.json, which marks the run as finished; numbers that are not finite become null.
+
+        It carries a checksum of itself and of the files that it sums up.
+        """
         missing = [name for name in REQUIRED if name not in summary]
         if missing:
             raise RunFolderError(f"The summary of {self.path} lacks {', '.join(missing)}.")
-        write_atomically(self.summary_file, json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n")
+        files = {file.name: _file_digest(file) for file in (self.accuracy_file, self.metrics_file)}
+        content = _plain({**summary, "files": files})
+        content["checksum"] = _checksum(content)
+        write_atomically(self.summary_file, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """Return summary.json; a file that is missing or damaged is named in the error."""
+        """Return summary.json; a file that is missing, damaged or edited is named in the error."""
         try:
             summary = json.loads(self.summary_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunFolderError(f"{self.summary_file} does not exist; the run has not finished.") from None
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise _damaged(self.summary_file) from None
         if not isinstance(summary, dict) or not all(_fits(name, summary.get(name, ...)) for name in REQUIRED):
             raise _damaged(self.summary_file)
+        checksum = summary.pop("checksum", None)
+        earlier = checksum is None and "files" not in summary  # written by a version without checksums
+        if not earlier and checksum != _checksum(summary):
+            raise _damaged(self.summary_file, "it was changed after it was written")
+        return summary
+
+    def verified_summary(self) -> dict[str, Any]:
+        """Return summary.json once its results are found again in the accuracy matrices, and no file was changed."""
+        summary = self.read_summary()
+        agnostic, aware, sizes = self.read_accuracy()
+        try:
+            found = _plain(results(agnostic, sizes, aware))
+        except EfcilError:
+            raise _damaged(self.accuracy_file, "it holds no accuracies") from None
+        for name, value in found.items():
+            if name in summary and not _same(summary[name], value):
+                raise _damaged(self.summary_file, f"its {name} is not what {self.accuracy_file.name} gives")
+        digests = summary.get("files")
+        for file in (self.accuracy_file, self.metrics_file):
+            if isinstance(digests, dict) and digests.get(file.name) != _file_digest(file):
+                raise _damaged(file, "it was changed after the run had ended")
         return summary
 
     def _metric_lines(self) -> list[str]:
@@ -234,8 +276,25 @@ def _fits(name: str, value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _damaged(file: Path) -> RunFolderError:
-    return RunFolderError(f"{file} is damaged. Remove the folder {file.parent} to run it again.")
+def _same(first: Any, second: Any) -> bool:
+    """Say whether two results are equal but for rounding; lists are compared value by value."""
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(_same, first, second))
+    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (first, second)]
+    return math.isclose(first, second, abs_tol=1e-6) if all(numbers) else first is None and second is None
+
+
+def _file_digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes() if file.exists() else b"").hexdigest()
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(file: Path, reason: str = "") -> RunFolderError:
+    why = f" ({reason})" if reason else ""
+    return RunFolderError(f"{file} is damaged{why}. Remove the folder {file.parent} to run it again.")
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 
 import numpy as np
@@ -13,13 +11,9 @@ from efcil.errors import EfcilError
 from efcil.evaluation.metrics import (
     accuracy_rows,
     average_forgetting,
-    average_incremental_accuracy,
-    correct_counts,
     forgetting,
+    results,
     step_accuracy,
-    summarise,
-    task_aware_mask,
-    task_aware_predictions,
     task_mean,
 )
 
@@ -33,7 +27,7 @@ def test_hand_computed_metrics_of_unequal_tasks() -> None:
         step_accuracy(MATRIX, SIZES), [80.0, (50 * 60 + 10 * 70) / 60, (50 * 65 + 10 * 40 + 40 * 90) / 100]
     )
     expected = (80.0 + 3700 / 60 + 72.5) / 3
-    assert average_incremental_accuracy(MATRIX, SIZES) == pytest.approx(expected)
+    assert results(MATRIX, SIZES, MATRIX)["A_inc"] == pytest.approx(expected)
     np.testing.assert_allclose(task_mean(MATRIX), [80.0, 65.0, 65.0])
     # The best of task 0 is 80 after task 0, that of task 1 is 70.
     np.testing.assert_allclose(forgetting(MATRIX), [15.0, 30.0])
@@ -47,43 +41,33 @@ def test_forgetting_takes_the_best_earlier_step_and_may_be_negative() -> None:
 
 
 def test_one_task() -> None:
-    metrics = summarise([[87.5]], [20])
-    assert metrics.step_accuracy == (87.5,)
-    assert metrics.last_step_accuracy == metrics.average_incremental_accuracy == 87.5
-    assert metrics.task_mean == (87.5,)
-    assert metrics.forgetting == ()
-    assert math.isnan(metrics.average_forgetting)
-    assert metrics.aware_step_accuracy is None
+    metrics = results([[87.5]], [20], [[90.0]])
+    assert metrics["A_step_per_task"] == metrics["task_mean_per_task"] == (87.5,)
+    assert metrics["A_step"] == metrics["A_inc"] == metrics["task_mean"] == 87.5
+    assert metrics["task_aware_A_step"] == 90.0
+    assert metrics["forgetting_per_task"] == ()
+    assert math.isnan(metrics["forgetting"])
 
 
 def test_what_was_not_measured_is_not_averaged_away() -> None:
     matrix = np.array(MATRIX)
     matrix[1, 0] = NAN
     assert np.isnan(step_accuracy(matrix, SIZES)).tolist() == [False, True, False]
-    assert math.isnan(average_incremental_accuracy(matrix, SIZES))
+    assert math.isnan(results(matrix, SIZES, MATRIX)["A_inc"])
     assert np.isnan(task_mean(matrix)).tolist() == [False, True, False]
     assert np.isnan(forgetting(matrix)).tolist() == [True, False]
     assert math.isnan(average_forgetting(matrix))
-    assert summarise(matrix, SIZES).last_step_accuracy == pytest.approx(72.5)
+    assert results(matrix, SIZES, MATRIX)["A_step"] == pytest.approx(72.5)
 
 
-def test_summary_with_known_tasks_is_frozen_and_json() -> None:
+def test_results_with_known_tasks() -> None:
     aware = [[90.0, NAN, NAN], [80.0, 90.0, NAN], [75.0, 85.0, 95.0]]
-    metrics = summarise(MATRIX, SIZES, aware)
-    assert metrics.aware_last_step_accuracy == pytest.approx((50 * 75 + 10 * 85 + 40 * 95) / 100)
-    assert metrics.aware_average_incremental_accuracy == pytest.approx((90.0 + 4900 / 60 + 84.0) / 3)
-    assert metrics.last_step_accuracy == pytest.approx(72.5)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        metrics.last_step_accuracy = 100.0  # type: ignore[misc]
-    written = json.loads(json.dumps(metrics.to_dict(), allow_nan=False))
-    assert written["forgetting"] == [15.0, 30.0]
-    assert written["task_mean"] == [80.0, 65.0, 65.0]
-    matrix = np.array(MATRIX)
-    matrix[2] = NAN
-    missing = json.loads(json.dumps(summarise(matrix, SIZES).to_dict(), allow_nan=False))
-    assert missing["last_step_accuracy"] is None
-    assert missing["step_accuracy"][:1] == [80.0]
-    assert missing["step_accuracy"][2] is None
+    metrics = results(MATRIX, SIZES, aware)
+    assert metrics["task_aware_A_step"] == pytest.approx((50 * 75 + 10 * 85 + 40 * 95) / 100)
+    assert metrics["task_aware_A_inc"] == pytest.approx((90.0 + 4900 / 60 + 84.0) / 3)
+    assert metrics["A_step"] == pytest.approx(72.5)
+    assert metrics["forgetting_per_task"] == (15.0, 30.0)
+    assert metrics["task_mean_per_task"] == (80.0, 65.0, 65.0)
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
@@ -98,29 +82,16 @@ def test_step_accuracy_is_pooled_accuracy_for_balanced_tests(sizes: list[int], p
     labels = random.permutation(np.repeat(np.arange(classes), per_class))
     predictions = np.where(random.random(len(labels)) < 0.5, labels, random.integers(0, classes, len(labels)))
     matrix = np.full((len(sizes), len(sizes)), NAN)
-    correct, total = correct_counts(predictions, labels, sizes)
-    matrix[-1] = accuracy_rows(correct, total)
+    tasks = np.repeat(np.arange(len(sizes)), sizes)[labels]
+    correct = np.bincount(tasks[predictions == labels], minlength=len(sizes))
+    matrix[-1] = accuracy_rows(correct, np.bincount(tasks))
     pooled = 100.0 * float((predictions == labels).mean())
     assert step_accuracy(matrix, sizes)[-1] == pytest.approx(pooled)
-
-
-def test_correct_counts_per_task() -> None:
-    labels = [0, 0, 1, 2, 3, 3, 4]
-    predictions = [0, 1, 1, 2, 4, 3, 4]
-    correct, total = correct_counts(predictions, labels, [2, 2, 1, 3])
-    assert correct.tolist() == [2, 2, 1, 0]
-    assert total.tolist() == [3, 3, 1, 0]
 
 
 def test_accuracy_rows_are_percentages_with_nan_for_nothing() -> None:
     np.testing.assert_array_equal(accuracy_rows([1, 3, 0], [2, 4, 0]), [50.0, 75.0, NAN])
     np.testing.assert_array_equal(accuracy_rows([[1.0, NAN], [2.0, 1.0]], [2, 4]), [[50.0, NAN], [100.0, 25.0]])
-
-
-def test_task_aware_predictions_choose_within_the_true_task() -> None:
-    assert task_aware_mask([2, 0], [2, 1]).tolist() == [[False, False, True], [True, True, False]]
-    scores = [[5.0, 1.0, -9.0, -8.0], [5.0, 1.0, 9.0, 8.0], [0.0, 1.0, 9.0, -math.inf]]
-    assert task_aware_predictions(scores, [2, 0, 3], [2, 2]).tolist() == [3, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -138,17 +109,11 @@ def test_task_aware_predictions_choose_within_the_true_task() -> None:
 )
 def test_wrong_matrices_are_refused(matrix: object, sizes: list[int], message: str) -> None:
     with pytest.raises(EfcilError, match=message):
-        summarise(matrix, sizes)  # type: ignore[arg-type]
+        results(matrix, sizes, matrix)  # type: ignore[arg-type]
 
 
-def test_wrong_counts_and_labels_are_refused() -> None:
+def test_wrong_counts_are_refused() -> None:
     with pytest.raises(EfcilError, match="per task"):
         accuracy_rows([1, 2], [3])
     with pytest.raises(EfcilError, match="between 0 and"):
         accuracy_rows([4], [3])
-    with pytest.raises(EfcilError, match="equal length"):
-        correct_counts([0, 1], [0], [2])
-    with pytest.raises(EfcilError, match="classes 0 to 1"):
-        correct_counts([0], [2], [2])
-    with pytest.raises(EfcilError, match="do not fit"):
-        task_aware_predictions([[1.0, 2.0, 3.0]], [0], [1, 1])

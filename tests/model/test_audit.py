@@ -26,7 +26,8 @@ from efcil.commands import audit as command
 from efcil.data.augment import Normalisation
 from efcil.engine import checkpoint
 from efcil.methods.finetune import FineTune
-from efcil.model import Model, format, matching, purposes
+from efcil.model import Model, matching, purposes
+from efcil.model import folder as model_files
 from efcil.model.audit import audit
 from efcil.model.encoded import encoded_files
 from efcil.model.matching import Images
@@ -597,10 +598,10 @@ def test_text_beside_the_tensors(honest: Path, photos: Path, tmp_path: Path, cap
 def test_a_model_that_is_replaced_meanwhile(honest: Path, photos: Path, tmp_path: Path) -> None:
     """One model is audited, the one that was there at first; no half of another."""
     model = Path(shutil.copytree(honest, tmp_path / "model"))
-    card, tensors = format.read_raw(model)
+    card, tensors = model_files.read_raw(model)
     other = dataclasses.replace(card, image_size=8)
     found = audit(
-        model, photos, progress=lambda share: format.write(model, other, tensors | {"memory": tensors["means"]})
+        model, photos, progress=lambda share: model_files.write(model, other, tensors | {"memory": tensors["means"]})
     )
     assert not found.failed
     assert audit(model, photos).failed

@@ -15,7 +15,7 @@ from efcil.errors import SettingsError
 from efcil.model import Model, ModelError
 from efcil.model import export as exporting
 from efcil.model.export import export
-from efcil.model.model import probabilities
+from efcil.model.in_memory import probabilities
 from efcil.settings import options
 
 

@@ -59,7 +59,7 @@ class Impatient(StopRequest):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> type[Impatient]:
-    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
     return Impatient
 
 
@@ -77,10 +77,10 @@ def test_an_interrupted_visit_goes_on_bit_for_bit(
     for number, (data, arguments) in enumerate(visits, 1):
         if number == visit:
             before = sorted(path.name for path in model.glob("model*"))
-            monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+            monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
             monkeypatch.setattr(Impatient, "patience", patience)
             assert learn(model, data, *arguments) == 130
-            assert "Give the same command again to go on" in capsys.readouterr().err
+            assert "Give the same command again to resume" in capsys.readouterr().err
             assert checkpoint.exists(model / "partial")
             assert sorted(path.name for path in model.glob("model*")) == before, "the model is what it was"
             monkeypatch.undo()
@@ -94,7 +94,7 @@ def test_another_number_of_threads_costs_no_work(
 ) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: 7)
     assert learn(interrupted, folders / "second", "--device", "cpu") == 0
-    assert "going on in epoch" in capsys.readouterr().out
+    assert "resuming task" in capsys.readouterr().out
 
 
 def test_a_killed_process_goes_on_from_its_last_checkpoint(
@@ -130,7 +130,7 @@ def interrupted(folders: Path, uninterrupted: Path, tmp_path: Path, impatient: A
     model = tmp_path / "model"
     monkeypatch.undo()
     assert learn(model, folders / "first", *QUICK, "--epochs", "3") == 0
-    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
     monkeypatch.setattr(Impatient, "patience", 1)
     assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 130
     monkeypatch.undo()
@@ -185,7 +185,7 @@ def test_settings_of_an_unfinished_first_task_need_not_be_repeated(
     folders: Path, uninterrupted: Path, tmp_path: Path, same: Any, capsys: Any, monkeypatch: Any
 ) -> None:
     model = tmp_path / "model"
-    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
     monkeypatch.setattr(Impatient, "patience", 1)
     assert learn(model, folders / "first", *QUICK, "--epochs", "3") == 130
     monkeypatch.undo()
@@ -198,7 +198,7 @@ def test_settings_of_an_unfinished_first_task_need_not_be_repeated(
         assert learn(model, folders / "first", *flags, "--device", "cpu") == 2
         assert f"this command has other settings ({message})" in capsys.readouterr().err
     assert learn(model, folders / "first", "--device", "cpu") == 0
-    assert "going on in epoch" in capsys.readouterr().out
+    assert "resuming task" in capsys.readouterr().out
     assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 0
     assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
 
@@ -211,12 +211,12 @@ def test_settings_of_an_unfinished_later_task_need_not_be_repeated(
     for model in models:
         assert learn(model, folders / "first", *QUICK, "--epochs", "1") == 0
     assert learn(models[0], folders / "second", *flags) == 0
-    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
     assert learn(models[1], folders / "second", *flags) == 130
     monkeypatch.undo()
     capsys.readouterr()
     assert learn(models[1], folders / "second", "--device", "cpu") == 0
-    assert "going on in epoch" in capsys.readouterr().out
+    assert "resuming task" in capsys.readouterr().out
     whole, interrupted = (Model.load(model, "cpu") for model in models)
     assert same(whole, interrupted)
     assert whole.card.settings == interrupted.card.settings
@@ -236,7 +236,7 @@ def test_settings_of_a_damaged_first_task_are_not_forgotten(
     (tensors if damaged == "tensors" else model / "partial" / "state.json").write_bytes(b"{")
     if damaged == "tensors":
         assert learn(model, folders / "first", "--device", "cpu") == 0
-        assert "begins anew" in capsys.readouterr().out
+        assert "starts over" in capsys.readouterr().out
     else:
         assert learn(model, folders / "first", "--device", "cpu") == 2
         message = capsys.readouterr().err
@@ -264,12 +264,12 @@ def test_a_task_that_replaced_a_discarded_one_goes_on_without_the_flag(
     interrupted: Path, folders: Path, impatient: Any, monkeypatch: Any, capsys: Any
 ) -> None:
     flags = ("--device", "cpu", "--epochs", "2")
-    monkeypatch.setattr("efcil.engine.interrupt.StopRequest", Impatient)
+    monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
     assert learn(interrupted, folders / "second", *flags, "--discard") == 130
-    assert "Give the same command again, without --discard, to go on." in capsys.readouterr().err
+    assert "Give the same command again, without --discard, to resume." in capsys.readouterr().err
     monkeypatch.undo()
     assert learn(interrupted, folders / "second", *flags) == 0
-    assert "going on in epoch 1" in capsys.readouterr().out
+    assert " in epoch 1, after step" in capsys.readouterr().out
 
 
 def test_an_unfinished_task_can_be_discarded(interrupted: Path, folders: Path, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_damaged_unfinished_task_begins_anew(
 ) -> None:
     next((interrupted / "partial").glob("*.safetensors")).write_bytes(b"")
     assert learn(interrupted, folders / "second", "--device", "cpu") == 0
-    assert "begins anew" in capsys.readouterr().out
+    assert "starts over" in capsys.readouterr().out
     assert same(Model.load(interrupted, "cpu"), Model.load(uninterrupted, "cpu"))
 
 

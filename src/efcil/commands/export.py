@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Write the file."""
     from efcil.model.export import SUFFIXES, export
-    from efcil.model.model import Model
+    from efcil.model.in_memory import Model
 
     if arguments.to not in SUFFIXES:
         raise unknown("kind of export", arguments.to, SUFFIXES)
@@ -44,8 +44,8 @@ def execute(arguments: argparse.Namespace) -> int:
 def _refuse_own(folder: Path, file: Path) -> None:
     """Refuse to write over a file that the model itself consists of."""
     from efcil.engine import checkpoint
-    from efcil.model import ModelError, format, from_run
+    from efcil.model import ModelError
+    from efcil.model.folder import STEM
 
-    own = any(checkpoint.owns(file.name, stem) for stem in (format.STEM, from_run.STEM))
-    if own and file.parent.resolve() == folder.resolve():
+    if checkpoint.owns(file.name, STEM) and file.parent.resolve() == folder.resolve():
         raise ModelError(f"{file} is a file of the model itself. Choose another --output.")

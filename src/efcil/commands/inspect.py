@@ -31,12 +31,12 @@ def add_parser(subparsers: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the model's card and inventory."""
-    from efcil.model import format
     from efcil.model.audit import inventory
     from efcil.model.contents import extras
+    from efcil.model.folder import read_raw
 
     folder = arguments.model.expanduser()
-    card, tensors = format.read_raw(folder)
+    card, tensors = read_raw(folder)
     stored = inventory(card, tensors)
     others = extras(folder, card)
     if arguments.format == "json":

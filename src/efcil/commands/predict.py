@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Predict the images and print a line for each."""
     from efcil.model.images import ignored_line
-    from efcil.model.model import Model
+    from efcil.model.in_memory import Model
     from efcil.model.prediction import image_files, predict_files
 
     model = Model.load(arguments.model, getattr(arguments, "device", "auto"))

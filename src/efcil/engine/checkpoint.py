@@ -82,12 +82,12 @@ class Checkpoint:
 def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], stem: str = "state") -> None:
     """Save a checkpoint in `folder`, in place of the one that may be there."""
     content = serialise_tensors(taken(tensors))
-    digest = hashlib.sha256(content).hexdigest()
-    name = f"{stem}-{digest[:16]}.safetensors"
+    sha256 = hashlib.sha256(content).hexdigest()
+    name = f"{stem}-{sha256[:16]}.safetensors"
     described = {
         "format": FORMAT,
         "facts": _without_nan(facts),
-        "tensors": {"file": name, "bytes": len(content), "sha256": digest},
+        "tensors": {"file": name, "bytes": len(content), "sha256": sha256},
     }
     described["checksum"] = _checksum(described)
     try:
@@ -100,6 +100,11 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any],
             "untouched; put that right and give the same command again."
         ) from error
     _tidy(folder, stem, name)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 that the tensor file of a checkpoint with these tensors has."""
+    return hashlib.sha256(serialise_tensors(taken(tensors))).hexdigest()
 
 
 def taken(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,45 +21,25 @@ class MetricsError(EfcilError):
     """Predictions or accuracies that do not fit together or are not percentages."""
 
 
-@dataclass(frozen=True)
-class Metrics:
-    """The summary of one run, in percent. Values per task are tuples in task order.
+def results(matrix: ArrayLike, task_sizes: Sequence[int], aware_matrix: ArrayLike) -> dict[str, Any]:
+    """Return all metrics of a run by the names they have in summary.json, from its two accuracy matrices (K, K).
 
-    `step_accuracy[k]` and `task_mean[k]` are after task k; `forgetting[i]` is of task i, for all tasks but the last.
-    The fields that begin with `aware_` are the same with the task of each image known, or None if not measured.
+    Values per task are tuples: of `A_step` and `task_mean` after each task, of `forgetting` for all tasks but the last.
     """
-
-    step_accuracy: tuple[float, ...]
-    last_step_accuracy: float
-    average_incremental_accuracy: float
-    task_mean: tuple[float, ...]
-    forgetting: tuple[float, ...]
-    average_forgetting: float
-    aware_step_accuracy: tuple[float, ...] | None = None
-    aware_last_step_accuracy: float | None = None
-    aware_average_incremental_accuracy: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and floats, ready to be written as JSON; a value that is NaN becomes None."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
-
-def summarise(matrix: ArrayLike, task_sizes: Sequence[int], aware_matrix: ArrayLike | None = None) -> Metrics:
-    """All metrics of an accuracy matrix (K, K) and the numbers of classes per task (K)."""
-    accuracies = step_accuracy(matrix, task_sizes)
-    per_task = forgetting(matrix)
-    aware = None if aware_matrix is None else step_accuracy(aware_matrix, task_sizes)
-    return Metrics(
-        step_accuracy=_floats(accuracies),
-        last_step_accuracy=float(accuracies[-1]),
-        average_incremental_accuracy=float(accuracies.mean()),
-        task_mean=_floats(task_mean(matrix)),
-        forgetting=_floats(per_task),
-        average_forgetting=average_forgetting(matrix),
-        aware_step_accuracy=None if aware is None else _floats(aware),
-        aware_last_step_accuracy=None if aware is None else float(aware[-1]),
-        aware_average_incremental_accuracy=None if aware is None else float(aware.mean()),
-    )
+    steps, means, lost = step_accuracy(matrix, task_sizes), task_mean(matrix), forgetting(matrix)
+    aware = step_accuracy(aware_matrix, task_sizes)
+    return {
+        "A_step": float(steps[-1]),
+        "A_inc": float(steps.mean()),
+        "A_step_per_task": _floats(steps),
+        "task_mean": float(means[-1]),
+        "task_mean_per_task": _floats(means),
+        "forgetting": average_forgetting(matrix),
+        "forgetting_per_task": _floats(lost),
+        "task_aware_A_step": float(aware[-1]),
+        "task_aware_A_inc": float(aware.mean()),
+        "task_aware_A_step_per_task": _floats(aware),
+    }
 
 
 def step_accuracy(matrix: ArrayLike, task_sizes: Sequence[int]) -> NDArray[np.float64]:
@@ -70,11 +49,6 @@ def step_accuracy(matrix: ArrayLike, task_sizes: Sequence[int]) -> NDArray[np.fl
     return np.array(
         [np.dot(accuracies[k, : k + 1], sizes[: k + 1]) / sizes[: k + 1].sum() for k in range(len(accuracies))]
     )
-
-
-def average_incremental_accuracy(matrix: ArrayLike, task_sizes: Sequence[int]) -> float:
-    """A_inc: the mean of A_step over all K tasks, the first included; NaN if any entry is missing."""
-    return float(step_accuracy(matrix, task_sizes).mean())
 
 
 def task_mean(matrix: ArrayLike) -> NDArray[np.float64]:
@@ -114,50 +88,6 @@ def accuracy_rows(correct: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
     return np.divide(100.0 * hits, images, out=np.full(hits.shape, np.nan), where=images > 0)
 
 
-def correct_counts(
-    predictions: ArrayLike, labels: ArrayLike, task_sizes: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers of correct answers and of images, per task (K), from predicted and true classes (N)."""
-    answers, truth = np.asarray(predictions), np.asarray(labels)
-    if answers.shape != truth.shape or truth.ndim != 1:
-        raise MetricsError(
-            f"Predictions and labels must be two lists of equal length, but their shapes are {answers.shape} and "
-            f"{truth.shape}."
-        )
-    tasks = _tasks_of(truth, task_sizes)
-    right = np.bincount(tasks[answers == truth], minlength=len(task_sizes))
-    return right.astype(np.int64), np.bincount(tasks, minlength=len(task_sizes)).astype(np.int64)
-
-
-def task_aware_mask(labels: ArrayLike, task_sizes: Sequence[int]) -> NDArray[np.bool_]:
-    """Which classes belong to the true task of each sample: labels (N) -> (N, C)."""
-    tasks = _tasks_of(np.asarray(labels), task_sizes)
-    task_of_class = np.repeat(np.arange(len(task_sizes)), np.asarray(task_sizes))
-    return np.asarray(tasks[:, None] == task_of_class[None, :], dtype=np.bool_)
-
-
-def task_aware_predictions(scores: ArrayLike, labels: ArrayLike, task_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """Best class (N) among those of the true task of each sample, from scores (N, C) of all seen classes."""
-    values = np.asarray(scores, dtype=np.float64)
-    mask = task_aware_mask(labels, task_sizes)
-    if values.shape != mask.shape:
-        raise MetricsError(
-            f"Scores of shape {values.shape} do not fit {mask.shape[0]} labels and {mask.shape[1]} classes; give one "
-            "row per label and one column per class of the tasks named."
-        )
-    return np.where(mask, values, -np.inf).argmax(axis=1)
-
-
-def _tasks_of(labels: NDArray[Any], task_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """The task of each label, where tasks are consecutive blocks of classes."""
-    ends = np.cumsum(_checked_sizes(task_sizes, len(task_sizes)))
-    if labels.size and (labels.min() < 0 or labels.max() >= ends[-1]):
-        raise MetricsError(
-            f"Labels run from {labels.min()} to {labels.max()}, but the tasks have classes 0 to {ends[-1] - 1}."
-        )
-    return np.searchsorted(ends, labels, side="right").astype(np.int64)
-
-
 def _checked(matrix: ArrayLike) -> NDArray[np.float64]:
     """The accuracy matrix as float64, or an error that says what is wrong with it."""
     accuracies = np.asarray(matrix, dtype=np.float64)
@@ -189,10 +119,3 @@ def _checked_sizes(task_sizes: Sequence[int], tasks: int) -> NDArray[np.int64]:
 def _floats(values: NDArray[np.float64]) -> tuple[float, ...]:
     """A tuple of Python floats."""
     return tuple(float(value) for value in values)
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON knows it."""
-    if isinstance(value, tuple | list):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and np.isnan(value) else value

@@ -16,7 +16,8 @@ from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.errors import EfcilError, GridError, TrainingError
-from efcil.experiment import first_tasks
+from efcil.experiment import shared_tasks
+from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
 from efcil.experiment.summary import source_digest, told_if_finished
 from efcil.experiment.workers import Job, run_jobs
@@ -47,7 +48,7 @@ class DataShelf:
             self._loaded = None  # let go of the old images before the new ones come
             options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
             dataset = load_dataset(settings.dataset, None if settings.data is None else Path(settings.data), options)
-            self._key, self._loaded = key, LoadedData(dataset, first_tasks.fingerprint(dataset))
+            self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
         return self._loaded
 
 
@@ -163,18 +164,16 @@ def _run_beside_each_other(
 
 
 def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job:
-    from efcil.experiment.run import Run
-
-    run = Run(settings, output, data.dataset, data.fingerprint)
-    key = run.first_training()
-    return Job(number, settings, run.folder.path, (key, run.store.place(key)))
+    plan = Plan.make(settings, output, data.dataset, data.fingerprint)
+    key = plan.first_training()
+    return Job(number, settings, plan.folder.path, (key, plan.store.place(key)))
 
 
 def _is_finished(settings: Settings, output: Path, say: Callable[[str], None], shelf: DataShelf) -> bool:
     def now() -> str | None:
         with suppress(EfcilError, OSError):  # a finished run can do without its images
             loaded = shelf.get(settings)
-            return first_tasks.data_digest(loaded.dataset, loaded.fingerprint)
+            return shared_tasks.data_digest(loaded.dataset, loaded.fingerprint)
         return None
 
     # Published datasets do not change; looking at them would take time for nothing.

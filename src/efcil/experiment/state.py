@@ -1,110 +1,206 @@
-"""The state of a run between its tasks: what <run>/model holds, and how a run takes it up again."""
+"""What changes while a run is under way: saved after every task as a model folder, and resumed from it."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-import efcil
-from efcil.engine import checkpoint
+from efcil.engine import checkpoint, hardware
 from efcil.engine.checkpoint import CheckpointError
+from efcil.environment import code
+from efcil.errors import RunFolderError
+from efcil.experiment.plan import Plan
 from efcil.files import refuse_full
-from efcil.methods.base import Method
-from efcil.network.incremental import fresh_network
+from efcil.methods.base import Method, Task
+from efcil.model import folder as model_folder
+from efcil.model.card import Card, LearnedClass, Visit, now, training_settings
+from efcil.settings.options import show
+from efcil.settings.resolution import differences
 
-if TYPE_CHECKING:
-    from efcil.experiment.run import Run
+#: How the state of a run was called before it was a model folder.
+_EARLIER_STEM = "state"
 
 
-def save(run: Run, method: Method) -> None:
-    """Make the end of the last completed task the place where the run goes on.
+@dataclass
+class RunState:
+    """The state of a run between two tasks."""
 
-    The state is taken now and written while the next task trains. Until it is there, the run goes on from where it
-    would have before, so nothing depends on when that is; `run.saving` is waited for before anything else is saved.
+    card: Card
+    agnostic: np.ndarray
+    aware: np.ndarray
+    method: Method | None = None
+    completed: int = 0
+    first_task: str | None = None
+    #: The code that had a part in what is there so far, in the order in which it had.
+    commits: list[str] = field(default_factory=list)
+    #: Whether lines of metrics.jsonl were lost or changed while the run was interrupted.
+    metrics_lost: bool = False
+
+    @classmethod
+    def start(cls, plan: Plan) -> RunState:
+        """Return the state of a run that has learned nothing yet."""
+        card = Card(
+            settings=training_settings(plan.settings),
+            resolved=plan.resolved,
+            image_size=plan.dataset.image_size,
+            normalisation=plan.normalisation,
+        )
+        matrix = np.full((plan.tasks, plan.tasks), np.nan)
+        state = cls(card, matrix, matrix.copy())
+        state.had_a_part([code()])
+        return state
+
+    def had_a_part(self, commits: Iterable[str | None]) -> None:
+        """Remember the code that something was trained with which this run builds on."""
+        self.commits = list(dict.fromkeys([*(each for each in commits if each is not None), *self.commits]))
+
+    def learned(self, plan: Plan, task: Task, made_with: list[dict[str, Any]]) -> None:
+        """Add the classes of a task to the card, or replace them all where training began from scratch."""
+        counts = np.bincount(plan.labels, minlength=plan.scenario.number_of_classes)
+        places = range(task.first_class, task.seen)
+        names, date = plan.dataset.class_names, now()
+        classes = [LearnedClass(names[plan.scenario.order[i]], task.index, int(counts[i]), date) for i in places]
+        images = int(counts[places.start : places.stop].sum())
+        visit = Visit("task", task.classes, images, date, tuple(made_with))
+        before = (self.card.classes, self.card.visits) if task.index else ((), ())
+        self.card = replace(self.card, classes=(*before[0], *classes), visits=(*before[1], visit))
+
+
+def save(plan: Plan, state: RunState, clock: hardware.Clock, saving: Any) -> None:
+    """Make the end of the last completed task the place where the run resumes.
+
+    The state is taken now and written while the next task trains. Until it is there, the run would resume from where it
+    would have before, so nothing depends on when that is; `saving` is waited for before anything else is saved.
     """
-    run.saving.wait()
-    _refuse_full(run, method)
-    tensors = checkpoint.taken(method.state_dict())
-    facts, agnostic, aware = _facts(run, method), run.agnostic.copy(), run.aware.copy()
+    saving.wait()
+    assert state.method is not None
+    _refuse_full(plan, state)
+    tensors = checkpoint.taken(state.method.state_dict())
+    card = replace(state.card, continues=plan.folder.model_digest(), experiment=_facts(plan, state, clock))
+    agnostic, aware = state.agnostic.copy(), state.aware.copy()
 
     def write() -> None:
-        checkpoint.write(run.folder.model, tensors, facts)
-        run.folder.write_accuracy(agnostic, aware, run.scenario.task_sizes)
-        checkpoint.remove(run.partial)
+        model_folder.write(plan.folder.model, card, tensors)
+        plan.folder.write_accuracy(agnostic, aware, plan.scenario.task_sizes)
+        checkpoint.remove(plan.folder.partial)
 
-    run.saving.start(write)
-
-
-def restore(run: Run) -> None:
-    """Take up the run after its last finished task, and forget what was written about the one after that."""
-    if checkpoint.exists(run.folder.model):
-        saved = checkpoint.read_and_tidy(run.folder.model)
-        facts = saved.facts
-        if facts["class_order"] != list(run.scenario.order) or facts["method"] != run.settings.method:
-            raise CheckpointError(
-                f"The state in {run.folder.model} belongs to another run. Remove {run.folder.path} to start again."
-            )
-        if facts.get("data", run.data) != run.data:
-            raise CheckpointError(
-                f"The images have changed since the run in {run.folder.path} was begun. Bring the old ones back to go "
-                "on with it, or remove that folder to start again."
-            )
-        if facts.get("own_method", run.own_method) != run.own_method:
-            run.progress.say(
-                f"The first {facts['completed']} tasks were learned with another version of {run.settings.method}."
-            )
-        run.completed = facts["completed"]
-        run.agnostic = np.array(facts["agnostic"], dtype=float)
-        run.aware = np.array(facts["aware"], dtype=float)
-        run.first_task_key = facts["first_task"]
-        run.clock.load(facts["seconds"])
-        run.had_a_part(facts.get("commits", []))
-        network = fresh_network(facts["network"], run.settings.seed, run.execution.device)
-        run.method = run.method_class(network, run.resolved.method).to(run.execution.device)
-        run.method.load_tensors(saved.tensors)
-        run.execution.equip(run.method)
-        run.method.eval()
-        run.folder.write_accuracy(run.agnostic, run.aware, run.scenario.task_sizes)
-    run.folder.truncate_metrics(lambda line: line["task"] <= run.completed)
+    saving.start(write)
 
 
-def _facts(run: Run, method: Method) -> dict[str, Any]:
-    """Return everything beside the tensors that is needed to go on, or to use the model elsewhere."""
-    names = run.dataset.class_names
+def _facts(plan: Plan, state: RunState, clock: hardware.Clock) -> dict[str, Any]:
+    """Return what an experiment needs to resume, beside what the card of any model has."""
     return {
-        "completed": run.completed,
-        "agnostic": run.agnostic.tolist(),
-        "aware": run.aware.tolist(),
-        "task_sizes": list(run.scenario.task_sizes),
-        "class_order": list(run.scenario.order),
-        "class_names": [names[original] for original in run.scenario.order],
-        "dataset": run.dataset.name,
-        "data": run.data,
-        "own_method": run.own_method,
-        "image_size": run.dataset.image_size,
-        "normalisation": dataclasses.asdict(run.normalisation),
-        "network": run.resolved.network,
-        "head_sizes": method.network.head_sizes,
-        "method": run.settings.method,
-        "classifier": run.settings.classifier,
-        "method_settings": dataclasses.asdict(run.resolved.method),
-        "first_task": run.first_task_key,
-        "seconds": run.clock.report(),
-        "commits": run.commits,
-        "efcil": efcil.__version__,
+        "identity": plan.identity,
+        "data": plan.data,
+        "own_method": plan.own_method,
+        "completed": state.completed,
+        "agnostic": state.agnostic.tolist(),
+        "aware": state.aware.tolist(),
+        "task_sizes": list(plan.scenario.task_sizes),
+        "class_order": list(plan.scenario.order),
+        "first_task": state.first_task,
+        "seconds": clock.report(),
+        "commits": state.commits,
+        "metrics": plan.folder.metrics_digest(),
     }
 
 
-def _refuse_full(run: Run, method: Method) -> None:
+def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
+    """Return the state after the last finished task, and remove what was written about the one after that."""
+    state = RunState.start(plan)
+    folder = plan.folder
+    if checkpoint.exists(folder.model, _EARLIER_STEM):
+        raise CheckpointError(
+            f"The state in {folder.model} was written by an earlier version of efcil. Finish the run with that "
+            f"version, or remove {folder.path} to start again."
+        )
+    if not model_folder.exists(folder.model):
+        folder.truncate_metrics(lambda line: line["task"] <= 0)
+        return state
+    card, tensors = model_folder.read_raw(folder.model)
+    facts = card.experiment
+    if facts is None:
+        raise CheckpointError(_foreign(plan, "it is not the state of a run"))
+    _refuse_other(plan, facts)
+    state.card = replace(card, experiment=None, continues=None)
+    state.completed = facts["completed"]
+    state.agnostic = np.array(facts["agnostic"], dtype=float)
+    state.aware = np.array(facts["aware"], dtype=float)
+    state.first_task = facts["first_task"]
+    state.had_a_part(facts["commits"])
+    clock.load(facts["seconds"])
+    for sentence in _changes(plan, card, facts):
+        say(sentence)
+    state.method = plan.blueprint.load(tensors)
+    folder.write_accuracy(state.agnostic, state.aware, plan.scenario.task_sizes)
+    state.metrics_lost = not _truncated(plan, state.completed, facts["metrics"])
+    if state.metrics_lost:
+        say(f"{folder.metrics_file} has lost or changed lines of the first {state.completed} tasks since they ended.")
+    return state
+
+
+def _truncated(plan: Plan, completed: int, digest: str) -> bool:
+    """Remove the lines of later tasks from metrics.jsonl; say whether the rest is what was written."""
+    try:
+        plan.folder.truncate_metrics(lambda line: line["task"] <= completed)
+    except RunFolderError:  # a damaged line: training does not depend on it, results do
+        return False
+    return plan.folder.metrics_digest() == digest
+
+
+def _refuse_other(plan: Plan, facts: Any) -> None:
+    """Raise where the state is of another run, with what differs."""
+    if listed := named_differences(facts["identity"], plan.identity):
+        raise CheckpointError(_foreign(plan, listed))
+    if facts["class_order"] != list(plan.scenario.order):
+        raise CheckpointError(_foreign(plan, "its classes are in another order"))
+    if facts["data"] != plan.data:
+        raise CheckpointError(
+            f"The images have changed since the run in {plan.folder.path} was begun. Restore the old ones to resume "
+            "it, or remove that folder to start again."
+        )
+
+
+def _foreign(plan: Plan, reason: str) -> str:
+    return (
+        f"The state in {plan.folder.model} belongs to another run: {reason}. Put the right one back, or remove "
+        f"{plan.folder.path} to start again."
+    )
+
+
+def _changes(plan: Plan, card: Card, facts: Any) -> Iterable[str]:
+    """Yield what has changed since the tasks so far were learned, and may change the bits of the result."""
+    if facts["own_method"] != plan.own_method:
+        yield f"The first {facts['completed']} tasks were learned with another version of {plan.settings.method}."
+    before = card.visits[-1].made_with[-1] if card.visits and card.visits[-1].made_with else {}
+    if listed := changed_computing(before, plan.made_with):
+        yield f"The first {facts['completed']} tasks were computed in another way: {listed}."
+
+
+def named_differences(there: Any, here: Any) -> str:
+    """Return in words how the identities of two runs differ; nothing where they do not."""
+    changed = differences(there, here).items()
+    return "; ".join(f"{name} is {show(old)} there and {show(new)} here" for name, (old, new) in changed)
+
+
+def changed_computing(before: Any, now: Any) -> str:
+    """Return in words how two ways of computing differ; nothing where they do not."""
+    names = [name for name in {**before, **now} if before and before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name, 'none')} (now {now.get(name, 'none')})" for name in names)
+
+
+def _refuse_full(plan: Plan, state: RunState) -> None:
     """After the first task it is known what the method stores per class; see that all of it will fit."""
-    if run.completed > 1:
+    if state.completed > 1:
         return
-    size = _bytes(method.state_dict())
-    growing = _bytes(method.stored()) * (run.scenario.number_of_classes / run.scenario.task_sizes[0] - 1)
+    assert state.method is not None
+    size = _bytes(state.method.state_dict())
+    growing = _bytes(state.method.stored()) * (plan.scenario.number_of_classes / plan.scenario.task_sizes[0] - 1)
     # Twice, because the old state stays until the new one is in place.
-    refuse_full(run.folder.path, int(2 * (size + growing)))
+    refuse_full(plan.folder.path, int(2 * (size + growing)))
 
 
 def _bytes(tensors: dict[str, Any]) -> int:

@@ -6,20 +6,22 @@ import datetime
 import hashlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efcil import methods
+from efcil.engine import hardware
 from efcil.environment import code, environment
-from efcil.evaluation.metrics import summarise
+from efcil.evaluation.metrics import results
 from efcil.methods.base import Method
 from efcil.runfolder import RunFolder
 from efcil.settings import Settings, label
 
 if TYPE_CHECKING:
-    from efcil.experiment.run import Run
+    from efcil.experiment.plan import Plan
+    from efcil.experiment.state import RunState
 
 
 @cache
@@ -58,55 +60,48 @@ def told_if_finished(folder: RunFolder, settings: Settings, data: Callable[[], s
     return f"{text} It was made with another version of {file}; delete {folder.path} to train it again."
 
 
-def summarise_run(run: Run, method: Method) -> dict[str, Any]:
+def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> dict[str, Any]:
     """Return the results of a run and what they were made with.
 
     The seconds of a shared first task count fully for every run that uses it, so that runs can be compared.
     """
-    settings, scenario = run.settings, run.scenario
-    metrics = summarise(run.agnostic, scenario.task_sizes, run.aware)
+    settings, scenario = plan.settings, plan.scenario
+    assert state.method is not None
     return {
         "method": settings.method,
         "method_source": source_digest(settings.method),
         "label": label(settings),
-        "dataset": run.dataset.name,
-        "data": run.data,
+        "dataset": plan.dataset.name,
+        "data": plan.data,
         "scenario": scenario.name,
         "seed": settings.seed,
-        "A_step": metrics.last_step_accuracy,
-        "A_inc": metrics.average_incremental_accuracy,
-        "A_step_per_task": metrics.step_accuracy,
-        "task_mean": metrics.task_mean[-1],
-        "task_mean_per_task": metrics.task_mean,
-        "forgetting": metrics.average_forgetting,
-        "forgetting_per_task": metrics.forgetting,
-        "task_aware_A_step": metrics.aware_last_step_accuracy,
-        "task_aware_A_inc": metrics.aware_average_incremental_accuracy,
-        "task_aware_A_step_per_task": metrics.aware_step_accuracy,
-        **_classifiers(run),
+        **results(state.agnostic, scenario.task_sizes, state.aware),
+        **_classifiers(plan),
         "class_seed": settings.effective_class_seed,
         "task_sizes": scenario.task_sizes,
         "class_order": scenario.order,
-        "class_names": [run.dataset.class_names[original] for original in scenario.order],
-        "seconds": run.clock.report(),
-        "first_task": run.first_task_key,
-        "network": run.resolved.network,
-        "parameters": sum(parameter.numel() for parameter in method.network.parameters()),
-        "stored": _stored(method),
-        "execution": run.executed,
+        "class_names": [plan.dataset.class_names[original] for original in scenario.order],
+        "seconds": seconds,
+        "first_task": state.first_task,
+        "network": plan.resolved.network,
+        "parameters": sum(parameter.numel() for parameter in state.method.network.parameters()),
+        "stored": _stored(state.method),
+        "execution": hardware.describe(plan.execution, settings.deterministic) | hardware.threads(plan.execution),
+        "made_with": [list(visit.made_with) for visit in state.card.visits],
+        "metrics_lost": state.metrics_lost,
         "finished": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         **environment(),
-        "earlier_commits": [commit for commit in run.commits if commit != code()],
+        "earlier_commits": [commit for commit in state.commits if commit != code()],
     }
 
 
-def _classifiers(run: Run) -> dict[str, Any]:
+def _classifiers(plan: Plan) -> dict[str, Any]:
     """Return the results of the classifiers that were measured beside the method's own, if any were."""
-    rows = {line["task"]: line["classifiers"] for line in run.folder.read_metrics() if "classifiers" in line}
+    rows = {line["task"]: line["classifiers"] for line in plan.folder.read_metrics() if "classifiers" in line}
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(name for row in rows.values() for name in row):
         # As with the method's own, what depends on a task that was not measured (null there) is not measured either.
-        steps = [rows.get(task + 1, {}).get(name) for task in range(run.scenario.number_of_tasks)]
+        steps = [rows.get(task + 1, {}).get(name) for task in range(plan.tasks)]
         values = [math.nan if step is None else step for step in steps]
         found[name] = {"A_step": values[-1], "A_inc": sum(values) / len(values)}
     return {"classifiers": found} if found else {}

@@ -24,7 +24,7 @@ from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.environment import COMMAND_VARIABLE, command
 from efcil.errors import TrainingError
-from efcil.experiment.first_tasks import STEM
+from efcil.experiment.shared_tasks import STEM
 from efcil.settings import Settings, to_yaml
 
 POLL_SECONDS = 0.2

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from efcil.model.card import Card, LearnedClass, ModelError, Visit
-from efcil.model.model import Model
+from efcil.model.in_memory import Model
 
 __all__ = ["Card", "LearnedClass", "Model", "ModelError", "Visit"]

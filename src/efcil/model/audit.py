@@ -16,14 +16,15 @@ from torch import Tensor
 
 from efcil import methods
 from efcil.errors import some
-from efcil.model import contents, format, matching, purposes
+from efcil.model import contents, matching, purposes
+from efcil.model import folder as model_folder
 from efcil.model.card import Card, ModelError
 from efcil.model.contents import Extras
 from efcil.model.encoded import encoded_files
 from efcil.model.images import InputError, Pictures, class_folders, folder_label
+from efcil.model.in_memory import Model
 from efcil.model.matching import Images, Match
 from efcil.model.membership import Membership, membership
-from efcil.model.model import Model
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,10 @@ def audit(
 
     `progress` is told the share of the comparisons with images that is done, which is what takes time.
     """
-    card, tensors = format.read_raw(folder)
+    card, tensors = model_folder.read_raw(folder)
     # At once: comparing takes long, and somebody may put a new model in place meanwhile.
     extras = contents.extras(folder, card)
-    encoded = encoded_files(format.tensor_file(folder), tensors)
+    encoded = encoded_files(model_folder.tensor_file(folder), tensors)
     paths, labels = class_folders(data)
     covered = coverage(card, labels)
     if covered.classes == 0:
@@ -154,7 +155,7 @@ def audit(
         for one in matching.match(tensors, images, compared, (factor.tolist(), summand.tolist()), progress)
     ]
     missing = purposes.unaccounted(tensors, _known(card))
-    misfits = [reason for name, reason in format.misfits(card, tensors).items() if name not in missing]
+    misfits = [reason for name, reason in model_folder.misfits(card, tensors).items() if name not in missing]
     members: list[Membership] = []
     reason = None
     try:
@@ -188,8 +189,8 @@ def _model(card: Card, tensors: Mapping[str, Tensor], misfits: Sequence[str]) ->
     """Return the model that these tensors make; a ModelError says why they make none."""
     if misfits:
         raise ModelError(misfits[0])
-    method = format.skeleton(card)
-    format.restore(card, method, tensors)
+    method = model_folder.skeleton(card)
+    model_folder.restore(card, method, tensors)
     return Model(card, method, device="cpu")
 
 

@@ -8,28 +8,46 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 import efcil
 from efcil import methods
 from efcil.core import classifiers
 from efcil.data.augment import AUGMENTATIONS, Normalisation
+from efcil.engine import hardware
+from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.network.resnet import NETWORKS
 from efcil.settings import Recipe, Resolved, Settings, completed, method_settings
 from efcil.settings.options import build
 
 #: Version of what a card says. Raised when a reader of the version before would misunderstand it.
-FORMAT = 1
+FORMAT = 2
+#: Facts of an experiment that its model carries, so that an interrupted run can be resumed from it.
+EXPERIMENT = (
+    "identity", "data", "own_method", "completed", "agnostic", "aware", "task_sizes", "class_order", "first_task",
+    "seconds", "commits", "metrics",
+)  # fmt: skip
+#: What decides the bits of a result, as a visit records it.
+MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "threads")
 LARGEST_IMAGE = 4096
+LONGEST_NAME = 80
 MOST_CLASSES = 1_000_000
 #: The settings that belong to a model. Device and implementation belong to the machine that uses it.
 KEPT_SETTINGS = (
     "method", "dataset", "seed", "image_size", "network", "augmentation", "epochs", "first_task_epochs", "batch_size",
     "precision", "classifier", "overrides",
 )  # fmt: skip
+
+
+def training_settings(settings: Settings) -> Settings:
+    """Return those of the settings that belong to a model."""
+    return Settings(**{name: getattr(settings, name) for name in KEPT_SETTINGS})
 
 
 class ModelError(EfcilError):
@@ -54,11 +72,17 @@ class Visit:
     classes: int
     images: int
     date: str
+    #: Versions, device, precision, threads it was computed with; more than one where it was resumed with others.
+    made_with: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
 class Card:
-    """Everything about a model that is not a tensor."""
+    """Everything about a model that is not a tensor.
+
+    `continues` is the SHA-256 of the tensors that the last visit began with. `experiment` is what an experiment needs
+    to resume; a model of one's own has none.
+    """
 
     settings: Settings
     resolved: Resolved
@@ -66,6 +90,8 @@ class Card:
     normalisation: Normalisation
     classes: tuple[LearnedClass, ...] = ()
     visits: tuple[Visit, ...] = ()
+    continues: str | None = None
+    experiment: Mapping[str, Any] | None = None
 
     @property
     def labels(self) -> list[Hashable]:
@@ -89,7 +115,19 @@ class Card:
             "normalisation": dataclasses.asdict(self.normalisation),
             "classes": [dataclasses.asdict(c) | {"label": encode_label(c.label)} for c in self.classes],
             "visits": [dataclasses.asdict(visit) for visit in self.visits],
+            "continues": self.continues,
+            "experiment": self.experiment,
         }
+
+
+def made_with(execution: Execution, deterministic: bool) -> dict[str, Any]:
+    """Return what decides the bits of what is learned now, as a visit records it."""
+    return versions() | hardware.describe(execution, deterministic) | hardware.threads(execution)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of efcil and PyTorch."""
+    return {"efcil": efcil.__version__, "torch": torch.__version__.partition("+")[0]}
 
 
 def now() -> str:
@@ -175,6 +213,8 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
         normalisation=Normalisation(_triple(normalisation["mean"]), _triple(normalisation["std"])),
         classes=tuple(_read_class(_mapping(value)) for value in _list(facts["classes"])),
         visits=tuple(_read_visit(_mapping(value)) for value in _list(facts["visits"])),
+        continues=_digest(facts.get("continues")),
+        experiment=_read_experiment(facts.get("experiment")),
     )
 
 
@@ -195,7 +235,29 @@ def _read_visit(value: Mapping[str, Any]) -> Visit:
         classes=whole(value["classes"], 1, MOST_CLASSES),
         images=whole(value["images"], 1, 1 << 62),
         date=_date(value["date"]),
+        made_with=tuple(_read_made_with(_mapping(each)) for each in _list(value.get("made_with", []))),
     )
+
+
+def _read_made_with(value: Mapping[str, Any]) -> dict[str, Any]:
+    for name, part in value.items():
+        if name not in MADE_WITH or not isinstance(part, str | bool | int) or len(str(part)) > LONGEST_NAME:
+            raise ValueError(f"a visit was made with {name!r}, which is no version, device or precision")
+    return dict(value)
+
+
+def _read_experiment(value: Any) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    if set(_mapping(value)) != set(EXPERIMENT):
+        raise ValueError("its facts of an experiment are not those that experiments have")
+    return _mapping(value)
+
+
+def _digest(value: Any) -> str | None:
+    if value is not None and not re.fullmatch("[0-9a-f]{64}", str(value)):
+        raise ValueError("it does not continue from a state")
+    return value
 
 
 def check_consistency(card: Card) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from efcil import methods
 from efcil.engine import checkpoint
-from efcil.model import format, from_run
+from efcil.model import folder as model_folder
 from efcil.model.card import Card, ModelError
 from efcil.settings import Recipe
 from efcil.settings.model import STAGES
@@ -43,10 +43,10 @@ class Extras:
 
 def extras(folder: Path, card: Card) -> Extras:
     """Return what a model folder holds that is no part of the model."""
-    stem = format.stem_of(folder)
-    tensors = format.tensor_file(folder)
+    stem = model_folder.STEM
+    tensors = model_folder.tensor_file(folder)
     parts = [*_of_description(folder / f"{stem}.json", card), *_of_tensor_file(tensors)]
-    unfinished = checkpoint.exists(folder / format.PARTIAL)
+    unfinished = checkpoint.exists(folder / model_folder.PARTIAL)
     return Extras(_files(folder, {f"{stem}.json", tensors.name}), parts, unfinished)
 
 
@@ -70,11 +70,11 @@ def _files(folder: Path, own: set[str]) -> list[str]:
 
 def _of_unfinished(folder: Path) -> Iterator[str]:
     """Yield the files of an unfinished task."""
-    partial = folder / format.PARTIAL
+    partial = folder / model_folder.PARTIAL
     if checkpoint.exists(partial):
-        yield f"{format.PARTIAL}/state.json"
+        yield f"{model_folder.PARTIAL}/state.json"
         with contextlib.suppress(checkpoint.CheckpointError):
-            yield f"{format.PARTIAL}/{checkpoint.describe(partial).file.name}"
+            yield f"{model_folder.PARTIAL}/{checkpoint.describe(partial).file.name}"
 
 
 def _is_lock(path: Path) -> bool:
@@ -95,11 +95,8 @@ def _of_description(file: Path, card: Card) -> list[str]:
     facts = described["facts"]
     found = [name for name in described if name not in ("format", "facts", "tensors", "checksum")]
     found += [f"tensors.{name}" for name in described["tensors"] if name not in ("file", "bytes", "sha256")]
-    if file.stem == from_run.STEM:
-        found += [f"facts.{name}" for name in facts if name not in from_run.FACTS]
-    else:
-        found += _unknown(facts, _as_written(card, facts), "facts")
-        found += _overrides(card)
+    found += _unknown(facts, _as_written(card, facts), "facts")
+    found += _overrides(card)
     found += _long(facts, "facts")
     if text != json.dumps(described, indent=1) + "\n":
         found.append("more text than its fields make")

@@ -25,7 +25,7 @@ from efcil.engine.evaluate import scorer
 from efcil.errors import SettingsError
 from efcil.files import write_atomically
 from efcil.model.card import ModelError, encode_label
-from efcil.model.model import Model, probabilities
+from efcil.model.in_memory import Model, probabilities
 
 TOLERANCE = 1e-4
 CHECKED_IMAGES = 16

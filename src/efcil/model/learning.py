@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-import efcil
 from efcil import methods
 from efcil.engine import checkpoint, hardware
-from efcil.engine.checkpoint import CheckpointError, Damaged, Forbidden, TaskKeeper
-from efcil.engine.first_task import FirstTask
+from efcil.engine.checkpoint import Forbidden
 from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.lifecycle import Journal, Watch, learn_task, reason
 from efcil.engine.progress import Progress
-from efcil.engine.rebuild import refuse_unloadable
-from efcil.engine.trainer import Position, Trainer
+from efcil.engine.trainer import Position
 from efcil.errors import EfcilError, some
-from efcil.methods.base import Method, Task
-from efcil.model.card import Card, LearnedClass, ModelError, Visit, encode_label, now, read_card
-from efcil.model.format import PARTIAL, STEM
+from efcil.methods.base import Task
+from efcil.model.card import Card, LearnedClass, ModelError, Visit, encode_label, made_with, now, read_card
+from efcil.model.folder import PARTIAL, STEM
 from efcil.model.images import InputError, folder_label, sorted_classes
-from efcil.model.model import Model
+from efcil.model.in_memory import Model
 from efcil.model.more import learn_more
-from efcil.network.incremental import fresh_network, trained_network
 from efcil.network.resnet import backbone_bytes
 
 
@@ -66,8 +61,8 @@ def learn(
     known, new = [label for label in given if label in present], [label for label in given if label not in present]
     if more and keep is not None and not keep.discard and checkpoint.exists(keep.folder):
         raise ModelError(
-            "The model is in the middle of learning new classes. Give the command that was interrupted again to go "
-            "on, or add --discard to throw the unfinished task away."
+            "The model is in the middle of learning new classes. Give the command that was interrupted again to "
+            "resume, or add --discard to throw the unfinished task away."
         )
     if known and new:
         raise ModelError(
@@ -129,11 +124,6 @@ def needed_bytes(model: Model) -> int:
     return 2 * (size + 3 * size) + (4 << 20)
 
 
-def discard(folder: Path) -> None:
-    """Throw away the unfinished task of a model folder, if there is one."""
-    checkpoint.remove(folder / PARTIAL)
-
-
 def unfinished_task(folder: Path) -> Card | None:
     """Return the card that the unfinished task of a model folder began with, None where no task is unfinished."""
     partial = folder / PARTIAL
@@ -145,14 +135,9 @@ def unfinished_task(folder: Path) -> Card | None:
         raise
     except (EfcilError, KeyError, TypeError) as error:
         raise ModelError(
-            f"The unfinished task in {partial} cannot be gone on with ({_reason(error)}), and the settings that it was "
+            f"The unfinished task in {partial} cannot be resumed ({reason(error)}), and the settings that it was "
             "begun with are not known any more. Give them again with --discard to begin it anew."
         ) from None
-
-
-def _reason(error: Exception) -> str:
-    """Return what is wrong with an unfinished task, without advice that is meant for other checkpoints."""
-    return f"{error.file.name}: {error.reason}" if isinstance(error, Damaged) else str(error).rstrip(".")
 
 
 def refuse_lost(folder: Path) -> None:
@@ -189,119 +174,112 @@ def _learn_task(
     place = {label: first_class + number for number, label in enumerate(new)}
     numbers = np.array([place[label] for label in labels], np.int64)
     recipe = resolved.first_task if index == 0 else resolved.later
-    task = Task(index, first_class, len(new), card.settings.seed, recipe.batch_size)
-    data = model.task_images(pixels, numbers, f"task{index}")
-    assert resolved.network is not None
-    learner: Method
-    if index == 0:
-        network = fresh_network(resolved.network, card.settings.seed, model.execution.device)
-        learner = FirstTask(network, task, recipe.rotations)
-        model.execution.equip(learner)
-    else:
-        learner = model.twin()
-        learner.begin_task(task)
-    trainer = Trainer(learner, data, task, recipe, model.execution)
-    _train(trainer, progress, _Journal(model, new, pixels, labels, keep) if keep is not None else None)
-    learner.eval()
-    if index == 0:
-        state = {name: value.detach().clone() for name, value in learner.network.state_dict().items()}
-        network = trained_network(resolved.network, card.settings.seed, model.execution.device, state)
-        learner = methods.get(card.settings.method)(network, resolved.method).to(model.execution.device)
-        model.execution.equip(learner)
-        learner.eval()
-    with torch.no_grad():
-        learner.end_task(task, data)
-    if index == 0 and card.settings.method not in methods.bundled():
-        refuse_unloadable(learner, resolved.network, card.settings.seed)
+    origin = _Origin(model, new, pixels, labels, keep)
+    watch = Watch()
+    if progress is not None:
+        watch = Watch(lambda epochs, done: progress.begin_task(index, epochs, done), progress.epoch)
+    learner = learn_task(
+        model.blueprint,
+        None if index == 0 else model.twin(),
+        Task(index, first_class, len(new), card.settings.seed, recipe.batch_size),
+        model.task_images(pixels, numbers, f"task{index}"),
+        recipe,
+        journal=None if keep is None else origin.journal(keep),
+        watch=watch,
+    )
     date = now()
     counts = np.bincount(numbers - first_class, minlength=len(new))
     learned = tuple(LearnedClass(name, index, int(n), date) for name, n in zip(new, counts, strict=True))
-    visit = Visit("task", len(new), len(labels), date)
+    visit = Visit("task", len(new), len(labels), date, tuple(origin.made_with))
+    continues = origin.continues
     model.adopt(learner)
-    model.card = replace(card, classes=card.classes + learned, visits=(*card.visits, visit))
+    model.card = replace(
+        card, classes=card.classes + learned, visits=(*card.visits, visit), continues=continues, experiment=None
+    )
 
 
-def _train(trainer: Trainer, progress: Progress | None, journal: _Journal | None) -> None:
-    position = journal.resume(trainer) if journal is not None else None
-    if progress is not None:
-        progress.begin_task(trainer.task.index, trainer.recipe.epochs, position.epoch if position is not None else 0)
-    keeper = journal.keeper() if journal is not None else None
-    trainer.run(position, None if progress is None else progress.epoch, keeper)
-
-
-class _Journal:
-    """The middle of a task on disk: what it says, when it is written, and whether it belongs to this very task."""
+class _Origin:
+    """What a task of a model belongs to: the model it began from, its classes and images, and how it is computed."""
 
     def __init__(
-        self, model: Model, new: list[Hashable], pixels: np.ndarray, labels: Sequence[Hashable], keep: Keep
+        self, model: Model, new: list[Hashable], pixels: np.ndarray, labels: Sequence[Hashable], keep: Keep | None
     ) -> None:
-        self.model = model
-        self.new = new
-        self.keep = keep
-        # As it will be read back: tuples are lists by then.
-        encoded = [encode_label(label) for label in new]
+        self.made_with = [made_with(model.execution, deterministic=False)]
+        self.continues = None if model.method is None else checkpoint.digest(model.tensors())
+        self.say = print if keep is None else keep.say
+        self.task: dict[str, Any] = {}
+        if keep is None:
+            return
         order = {label: number for number, label in enumerate(new)}
         digest = hashlib.sha256(np.array([order[label] for label in labels], np.int64).tobytes())
         digest.update(np.ascontiguousarray(pixels).data)
-        facts = {
-            "task": {"card": model.card.to_json(), "classes": encoded, "images": digest.hexdigest()},
-            "execution": hardware.describe(model.execution, deterministic=False) | {"efcil": efcil.__version__},
+        task = {
+            "card": model.card.to_json(),
+            "classes": [encode_label(label) for label in new],
+            "images": digest.hexdigest(),
+            "continues": self.continues,
         }
-        self.facts: dict[str, Any] = json.loads(json.dumps(facts))
+        self.task = json.loads(json.dumps(task))  # as it will be read back: tuples are lists by then
 
-    def keeper(self) -> TaskKeeper:
-        """Return what saves the task while it trains."""
-
-        def facts(position: Position) -> dict[str, Any]:
-            return self.facts | {"position": dataclasses.asdict(position)}
+    def journal(self, keep: Keep) -> Journal:
+        """Return where the middle of the task is saved, and how it is resumed."""
+        same = "the same command again, without --discard," if keep.discard else "the same command again"
+        if keep.discard:
+            checkpoint.remove(keep.folder)
 
         def stopped(position: Position) -> Interrupted:
-            same = "the same command again, without --discard," if self.keep.discard else "the same command again"
             return Interrupted(
                 f"Stopped in epoch {position.epoch + 1}, after step {position.step}; that state is saved in "
-                f"{self.keep.folder}. Give {same} to go on."
+                f"{keep.folder}. Give {same} to resume."
             )
 
-        return TaskKeeper(self.keep.folder, facts, self.keep.stop, stopped, self.keep.steps)
+        return Journal(
+            keep.folder,
+            keep.stop,
+            facts=lambda: {"task": self.task, "made_with": self.made_with},
+            accepts=self._accepts,
+            resumed=self._resumed,
+            stopped=stopped,
+            say=keep.say,
+            steps=keep.steps,
+        )
 
-    def resume(self, trainer: Trainer) -> Position | None:
-        """Put the middle of the task back where there is one; one of another task is not thrown away."""
-        folder, say = self.keep.folder, self.keep.say
-        if self.keep.discard:
-            checkpoint.remove(folder)
-        if not checkpoint.exists(folder):
-            return None
-        try:
-            saved = checkpoint.read_and_tidy(folder)
-            if saved.facts["task"]["card"]["visits"] != self.facts["task"]["card"]["visits"]:
-                return None  # that task was finished, and the process killed just before it could remove this
-            task = saved.facts["task"] | {"card": _as_written_now(saved.facts["task"]["card"])}
-            if task != self.facts["task"]:
-                raise ModelError(self._other(task))
-            if saved.facts["execution"] != self.facts["execution"]:
-                say("The task was under way with another device, precision or version of efcil; it begins anew.")
-                return None
-            position = Position(**saved.facts["position"])
-            checkpoint.restore_training(trainer, saved.tensors)
-        except Forbidden:
-            raise
-        except (CheckpointError, KeyError, TypeError) as error:
-            say(f"The unfinished task in {folder} cannot be gone on with ({_reason(error)}); it begins anew.")
-            return None
-        say(f"going on in epoch {position.epoch + 1}, after step {position.step}")
-        return position
+    def _accepts(self, facts: Mapping[str, Any]) -> bool:
+        """Say whether a saved checkpoint is of this very task; one of another task is not thrown away."""
+        saved = facts["task"]
+        if saved["card"]["visits"] != self.task["card"]["visits"]:
+            return False  # that task was finished, and the process killed just before it could remove this
+        task = saved | {"card": _as_written_now(saved["card"])}
+        if task != self.task:
+            raise ModelError(self._other(task))
+        before, now = facts["made_with"][-1], self.made_with[-1]
+        # Another number of threads changes the last bits alone, and costs no work.
+        changed = [name for name in {**before, **now} if name != "threads" and before.get(name) != now.get(name)]
+        if changed:
+            listed = ", ".join(f"{name} {before.get(name)} (now {now.get(name)})" for name in changed)
+            self.say(f"The task was under way with {listed}; it starts over.")
+        return not changed
+
+    def _resumed(self, facts: Mapping[str, Any]) -> None:
+        earlier = [each for each in facts["made_with"] if each != self.made_with[-1]]
+        if earlier:
+            threads = (earlier[-1].get("threads"), self.made_with[-1].get("threads"))
+            self.say(f"The task began with {threads[0]} threads, and is resumed with {threads[1]}.")
+        self.made_with = [*earlier, *self.made_with]
 
     def _other(self, task: dict[str, Any]) -> str:
         names = some(task["classes"])
-        if task["classes"] != self.facts["task"]["classes"]:
+        if task["classes"] != self.task["classes"]:
             different = "other classes"
-        elif task["card"] == self.facts["task"]["card"]:
+        elif task["continues"] != self.task["continues"]:
+            different = "another model to begin from"
+        elif task["card"] == self.task["card"]:
             different = "other images"
         else:  # of another size, all images are others
-            different = "other settings" + _differences(task["card"], self.facts["task"]["card"])
+            different = "other settings" + _differences(task["card"], self.task["card"])
         return (
             f"The model is in the middle of learning {names}, and this command has {different}. Give the command that "
-            "was interrupted again to go on, or add --discard to throw the unfinished task away."
+            "was interrupted again to resume, or add --discard to throw the unfinished task away."
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from efcil.core import classifiers
-from efcil.model.model import Model, probabilities
+from efcil.model.in_memory import Model, probabilities
 
 #: Shrinkage of the class covariances; small, because an attacker wants the training images' own directions.
 SHRINKAGE = 0.01

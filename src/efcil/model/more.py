@@ -14,7 +14,7 @@ from efcil.core.heads import fit_to_gaussians
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.methods.base import Method
 from efcil.model.card import ModelError, Visit, now
-from efcil.model.model import Model
+from efcil.model.in_memory import Model
 
 #: Methods whose means and covariances are those of plain features, and which classify with the heads.
 METHODS = ("efc", "efc++", "fd", "il2a")

@@ -17,7 +17,7 @@ from efcil.data.decode import SUFFIXES, Encoded, Fit, decode_image
 from efcil.data.sources.listing import files_below, is_image
 from efcil.errors import DataError
 from efcil.model.images import InputError, unknown_files
-from efcil.model.model import Model, probabilities
+from efcil.model.in_memory import Model, probabilities
 
 
 @dataclass(frozen=True)

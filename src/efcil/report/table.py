@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +93,7 @@ def table(runs: Iterable[RunFolder]) -> Table:
             problems.append(Problem(run.path, "not finished"))
             continue
         try:
-            summary = run.read_summary()
+            summary = run.verified_summary()
         except EfcilError as error:
             problems.append(Problem(run.path, str(error)))
             continue
@@ -137,6 +137,7 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
             *_differences(summaries, "versions of the method", _version),
             *_unlike([run for run, _ in members]),
             *_differences(summaries, "ways of computing", _computing),
+            *_mixed(summaries),
             *_missing(ours, others, len(summaries)),
         ),
         runs=tuple(run for run, _ in members),
@@ -210,6 +211,27 @@ def _computing(summary: dict[str, Any]) -> str | None:
     threads = f" with {execution['threads']} threads" if "threads" in execution else ""
     deterministic = " deterministic" if execution["deterministic"] else ""
     return f"{execution['precision']} {execution['path']}{deterministic}{threads}"
+
+
+def _mixed(summaries: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a note for every seed whose tasks were not all computed in one way, and for lost lines of metrics."""
+    for summary in summaries:
+        tasks: dict[str, list[int]] = {}
+        made_with = summary.get("made_with")
+        for number, ways in enumerate(made_with if isinstance(made_with, list) else [], start=1):
+            for way in ways if isinstance(ways, list) else []:
+                words = ", ".join(f"{name} {value}" for name, value in way.items() if value is not False)
+                tasks.setdefault(words, []).append(number)
+        if len(tasks) > 1:
+            listed = "; ".join(f"tasks {_range(numbers)}: {words}" for words, numbers in tasks.items())
+            yield f"seed {summary['seed']} was computed in more than one way ({listed})"
+        if summary.get("metrics_lost") is True:
+            yield f"seed {summary['seed']} has lost lines of metrics.jsonl"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    whole = len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]} to {numbers[-1]}" if whole else " ".join(map(str, numbers))
 
 
 def _missing(ours: dict[str, Statistic], others: dict[str, dict[str, Statistic]], seeds: int) -> tuple[str, ...]:

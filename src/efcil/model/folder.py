@@ -22,16 +22,17 @@ from torch import Tensor, nn
 from efcil import methods
 from efcil.engine import checkpoint
 from efcil.engine.checkpoint import CheckpointError, Damaged
+from efcil.engine.lifecycle import Blueprint
+from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError
 from efcil.methods.base import Method
-from efcil.model import from_run
 from efcil.model.card import Card, ModelError, read_card
-from efcil.network.incremental import fresh_network
 
 Found = TypeVar("Found")
 
 STEM = "model"
 PARTIAL = "partial"
+_ON_CPU = Execution(torch.device("cpu"), half=False, fused=False, captured=False)
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL", torch.bfloat16: "BF16"}
 
 
@@ -40,19 +41,14 @@ def exists(folder: Path) -> bool:
     return checkpoint.exists(folder, STEM)
 
 
-def is_run(folder: Path) -> bool:
-    """Say whether a folder holds the model of an experiment, which can be used but not taught."""
-    return not exists(folder) and checkpoint.exists(folder, from_run.STEM)
-
-
-def stem_of(folder: Path) -> str:
-    """Return how the files of a model folder begin: a run calls its model otherwise."""
-    return from_run.STEM if is_run(folder) else STEM
+def is_of_run(folder: Path) -> bool:
+    """Say whether a folder is the model of an experiment, where it lies: it can be used, and taught as a copy."""
+    return exists(folder) and (folder.parent / "settings.yaml").exists()
 
 
 def tensor_file(folder: Path) -> Path:
     """Return the file that holds a model's tensors."""
-    return checkpoint.describe(folder, stem_of(folder)).file
+    return checkpoint.describe(folder, STEM).file
 
 
 def write(folder: Path, card: Card, tensors: Mapping[str, Tensor]) -> None:
@@ -90,8 +86,11 @@ def _undisturbed(folder: Path, function: Callable[[Path], Found]) -> Found:
 
 
 def _stamps(folder: Path) -> list[tuple[int, int]]:
-    files = (folder / f"{stem}.json" for stem in (STEM, from_run.STEM))
-    return [(status.st_ino, status.st_mtime_ns) for status in (file.stat() for file in files if file.is_file())]
+    file = folder / f"{STEM}.json"
+    if not file.is_file():
+        return []
+    status = file.stat()
+    return [(status.st_ino, status.st_mtime_ns)]
 
 
 def _read(folder: Path) -> tuple[Card, Method]:
@@ -114,12 +113,16 @@ def _read_raw(folder: Path) -> tuple[Card, dict[str, Tensor]]:
         raise _refused(folder, error) from None
 
 
+def blueprint(card: Card, execution: Execution = _ON_CPU) -> Blueprint:
+    """Return what the method of a card is built from."""
+    assert card.resolved.network is not None
+    method = methods.get(card.settings.method)
+    return Blueprint(method, card.resolved.method, card.resolved.network, card.settings.seed, execution)
+
+
 def skeleton(card: Card) -> Method:
     """Return the untrained method that the card describes, with heads for all its classes."""
-    assert card.resolved.network is not None
-    network = fresh_network(card.resolved.network, card.settings.seed, torch.device("cpu"))
-    network.grow_to(card.task_sizes)
-    return methods.get(card.settings.method)(network, card.resolved.method)
+    return blueprint(card).bare(card.task_sizes)
 
 
 def restore(card: Card, method: Method, tensors: Mapping[str, Tensor]) -> None:
@@ -142,19 +145,15 @@ def restore(card: Card, method: Method, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _describe(folder: Path) -> tuple[checkpoint.Description, Card]:
-    if is_run(folder):
-        try:
-            described = checkpoint.describe(folder, from_run.STEM)
-            return described, from_run.card_of_run(described.facts, described.file.stat().st_mtime)
-        except EfcilError as error:
-            raise _refused(folder, error) from None
     if not exists(folder):
         if checkpoint.exists(folder / PARTIAL):
             raise ModelError(
                 f"{folder} has not finished its first task. Give the `efcil learn` command that began it again."
             )
-        if is_run(folder / "model"):
+        if exists(folder / "model"):
             raise ModelError(f"{folder} is the folder of a run. Its model is {folder / 'model'}.")
+        if checkpoint.exists(folder):
+            raise ModelError(f"{folder} was written by an experiment of an earlier version of efcil; use that version.")
         raise ModelError(f"{folder} is no model folder: it has no {STEM}.json. `efcil learn` makes one.")
     try:
         described = checkpoint.describe(folder, STEM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from efcil.data.store import TaskImages
 from efcil.engine import checkpoint
 from efcil.engine.evaluate import scorer
 from efcil.engine.hardware import choose_execution
+from efcil.engine.lifecycle import Blueprint
 from efcil.errors import EfcilError, SettingsError
 from efcil.files import locked
 from efcil.methods.base import Method
-from efcil.model import format
-from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError
+from efcil.model import folder as model_folder
+from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError, training_settings, versions
 from efcil.settings import Settings, resolve, validate
 from efcil.settings.idle import refuse_idle
 from efcil.settings.resolution import split_overrides
@@ -59,9 +61,8 @@ class Model:
         if image_size > LARGEST_IMAGE:
             raise SettingsError(f"Images of {image_size} pixels are too large; the limit is {LARGEST_IMAGE}.")
         refuse_idle([settings], settings.overrides)
-        kept = {name: getattr(settings, name) for name in KEPT_SETTINGS}
         card = Card(
-            settings=Settings(**kept),
+            settings=training_settings(settings),
             resolved=resolve(settings, image_size),
             image_size=image_size,
             normalisation=Normalisation(IMAGENET_MEAN, IMAGENET_STD),
@@ -71,7 +72,10 @@ class Model:
     @classmethod
     def load(cls, folder: Path | str, device: str = "auto") -> Model:
         """Return the model of a folder."""
-        card, method = format.read(Path(folder).expanduser())
+        place = Path(folder).expanduser()
+        card, method = model_folder.read(place)
+        if changed := _other_versions(card):
+            warnings.warn(f"{place} was last taught with {changed}.", stacklevel=2)
         return cls(card, method, device)
 
     def save(self, folder: Path | str, *, overwrite: bool = False) -> None:
@@ -82,22 +86,22 @@ class Model:
             with locked(place / ".lock"):
                 if not overwrite:
                     self._refuse_another(place)
-                format.write(place, self.card, self.tensors())
-                checkpoint.remove(place / format.PARTIAL)
+                model_folder.write(place, self.card, self.tensors())
+                checkpoint.remove(place / model_folder.PARTIAL)
         except OSError as error:
             raise ModelError(f"{place} cannot be written ({error.strerror or error}). Choose another folder.") from None
 
     def _refuse_another(self, folder: Path) -> None:
         """Refuse a folder whose model this one has not come from, or with a task that was interrupted."""
-        if checkpoint.exists(folder / format.PARTIAL):
+        if checkpoint.exists(folder / model_folder.PARTIAL):
             raise ModelError(
                 f"{folder} has a task that was interrupted, which saving would lose. Finish it with the `efcil learn` "
                 "command that began it, choose another folder, or save with overwrite=True."
             )
-        if not format.exists(folder):
+        if not model_folder.exists(folder):
             return
         try:
-            there, _ = format.read_raw(folder)
+            there, _ = model_folder.read_raw(folder)
         except EfcilError as error:
             raise ModelError(f"{error} Choose another folder, or save with overwrite=True.") from None
         mine = self.card
@@ -109,10 +113,13 @@ class Model:
 
     def adopt(self, method: Method) -> None:
         """Make `method` the one that the model uses, on the model's device."""
-        self.method = method.to(self.execution.device)
-        self.execution.equip(self.method)
-        self.method.eval()
+        self.method = self.blueprint.place(method)
         self._answer = None
+
+    @property
+    def blueprint(self) -> Blueprint:
+        """What the model's method is built from."""
+        return model_folder.blueprint(self.card, self.execution)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything the model stores."""
@@ -189,10 +196,7 @@ class Model:
 
     def twin(self) -> Method:
         """Return the method as it would come from the model's folder, so that going on from memory is the same."""
-        method = format.skeleton(self.card).to(self.execution.device)
-        method.load_tensors({name: value.detach().clone() for name, value in self.tensors().items()})
-        self.execution.equip(method)
-        return method.eval()
+        return self.blueprint.load({name: value.detach().clone() for name, value in self.tensors().items()})
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -227,9 +231,19 @@ class Model:
     def __setstate__(self, state: dict[str, Any]) -> None:
         card, method = state["card"], None
         if state["tensors"] is not None:
-            method = format.skeleton(card)
-            format.restore(card, method, state["tensors"])
+            method = model_folder.skeleton(card)
+            model_folder.restore(card, method, state["tensors"])
         self.__init__(card, method, state["device"])  # type: ignore[misc]
+
+
+def _other_versions(card: Card) -> str:
+    """Name the versions that a model was last taught with, where they are others than those of this process."""
+    before = card.visits[-1].made_with[-1] if card.visits and card.visits[-1].made_with else {}
+    now = versions()
+    changed = [
+        f"{name} {before[name]} (this is {now[name]})" for name in now if before.get(name, now[name]) != now[name]
+    ]
+    return " and ".join(changed)
 
 
 def checked(settings: Settings) -> Settings:

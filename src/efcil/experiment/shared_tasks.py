@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-import efcil
 from efcil.data.images import Dataset, ImageSet
 from efcil.engine import checkpoint
 from efcil.settings import Recipe
@@ -54,19 +53,19 @@ def describe(
     augmentation: str,
     recipe: Recipe,
     seed: int,
-    execution: Mapping[str, Any],
+    made_with: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return everything that decides a first task. `data` is the fingerprint; classes are in their order."""
-    return {
+    description = {
         "data": data,
         "classes": [int(c) for c in classes],
         "network": network,
         "augmentation": augmentation,
-        "recipe": {name: _plain(value) for name, value in dataclasses.asdict(recipe).items()},
+        "recipe": dataclasses.asdict(recipe),
         "seed": seed,
-        "execution": dict(execution),
-        "efcil": efcil.__version__,
+        "made_with": dict(made_with),
     }
+    return json.loads(json.dumps(description))  # as it will be read back
 
 
 def digest(description: Mapping[str, Any]) -> str:
@@ -75,7 +74,7 @@ def digest(description: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class FirstTaskRecord:
+class SharedTask:
     """A trained first task: the network's tensors, what its epochs reported, how long they took, with which code."""
 
     tensors: dict[str, Tensor]
@@ -84,7 +83,7 @@ class FirstTaskRecord:
     commits: list[str]
 
 
-class FirstTaskStore:
+class SharedTaskStore:
     """The shared first tasks below an output folder."""
 
     def __init__(self, output: Path) -> None:
@@ -102,23 +101,27 @@ class FirstTaskStore:
         """Say whether a first task has been trained; it may still prove damaged."""
         return checkpoint.exists(self.place(key), STEM)
 
-    def load(self, key: str) -> FirstTaskRecord | None:
-        """Return a first task, or None where there is none; a damaged one is as good as none, with a warning."""
+    def load(self, key: str, description: Mapping[str, Any]) -> SharedTask | None:
+        """Return a first task, or None where there is none; a damaged one, or another one, counts as none.
+
+        `description` is what it must be: a folder may have been copied from elsewhere.
+        """
         if not self.has(key):
             return None
         try:
             stored = checkpoint.read(self.place(key), STEM)
-        except checkpoint.CheckpointError as error:
+            facts = stored.facts
+            if other := _differences(facts["description"], description):
+                raise checkpoint.Damaged(self.place(key) / f"{STEM}.json", f"it is another first task: {other}")
+            return SharedTask(stored.tensors, facts["epochs"], facts["seconds"], facts["commits"])
+        except (checkpoint.CheckpointError, KeyError, TypeError) as error:
             warnings.warn(f"{error} It is trained again now.", stacklevel=2)
             return None
-        facts = stored.facts
-        return FirstTaskRecord(stored.tensors, facts["epochs"], facts["seconds"], facts.get("commits", []))
 
-    def save(self, key: str, record: FirstTaskRecord, description: Mapping[str, Any], accuracy: float) -> None:
+    def save(self, key: str, record: SharedTask, description: Mapping[str, Any]) -> None:
         """Keep a first task for the runs to come."""
         facts = {
             "key": key,
-            "accuracy": accuracy,
             "seconds": record.seconds,
             "commits": record.commits,
             "description": dict(description),
@@ -127,5 +130,10 @@ class FirstTaskStore:
         checkpoint.write(self.place(key), record.tensors, facts, STEM)
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Say in what a stored description differs from the one that is wanted."""
+    return "; ".join(
+        f"{name} is {found.get(name)!r:.60} there and {value!r:.60} here"
+        for name, value in wanted.items()
+        if found.get(name) != value
+    )

@@ -1,0 +1,217 @@
+"""The life of a task: build the learner, begin, train from a checkpoint where there is one, end.
+
+Experiments, models of one's own images, the checks of methods and the benchmarks all call this; nobody else builds a
+method or a trainer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from efcil import methods
+from efcil.data.store import TaskImages
+from efcil.engine import checkpoint
+from efcil.engine.checkpoint import CheckpointError, Damaged, Forbidden, TaskKeeper
+from efcil.engine.first_task import FirstTask
+from efcil.engine.hardware import Clock
+from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.trainer import EpochReport, Execution, Position, Trainer
+from efcil.errors import TrainingError, some
+from efcil.methods.base import Method, Task
+from efcil.network.incremental import IncrementalNetwork, fresh_network, trained_network
+from efcil.settings import Recipe
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a method is built from: its class and settings, the backbone's name, the seed, and how it computes."""
+
+    method: type[Method]
+    settings: Any
+    network: str
+    seed: int
+    execution: Execution
+
+    def empty_network(self) -> IncrementalNetwork:
+        """Return an untrained network without heads, on the device."""
+        return fresh_network(self.network, self.seed, self.execution.device)
+
+    def bare(self, head_sizes: Sequence[int] = ()) -> Method:
+        """Return the untrained method on the CPU, with heads of these sizes: what a saved state is held against."""
+        network = fresh_network(self.network, self.seed, torch.device("cpu"))
+        network.grow_to(list(head_sizes))
+        return self.method(network, self.settings)
+
+    def around(self, network: Mapping[str, Tensor]) -> Method:
+        """Return the method around the network that the first task has trained."""
+        trained = trained_network(self.network, self.seed, self.execution.device, network)
+        return self.place(self.method(trained, self.settings))
+
+    def load(self, state: Mapping[str, Tensor]) -> Method:
+        """Return the method with a saved state."""
+        # Moved first: what is derived from the state is computed where it is used.
+        method = self.bare().to(self.execution.device)
+        method.load_tensors(dict(state))
+        return self.place(method)
+
+    def place(self, method: Method) -> Method:
+        """Move a method to the device, choose how its network computes, and make it ready for use."""
+        method = method.to(self.execution.device)
+        self.execution.equip(method)
+        return method.eval()
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The checkpoint in the middle of a task: when it is written, what it says, and whether it is this task's.
+
+    `facts` are saved beside the tensors and the position. `accepts` is asked whether the facts of a saved checkpoint
+    belong to this very task; it may say why not, or raise. `resumed` gets the facts that are resumed from.
+    """
+
+    folder: Path
+    stop: StopRequest
+    facts: Callable[[], Mapping[str, Any]]
+    accepts: Callable[[Mapping[str, Any]], bool]
+    resumed: Callable[[Mapping[str, Any]], None]
+    stopped: Callable[[Position], Interrupted]
+    say: Callable[[str], None]
+    steps: int | None = None
+    resumable: bool = True
+
+    def keeper(self) -> TaskKeeper:
+        """Return what saves the task while it trains."""
+
+        def facts(position: Position) -> dict[str, Any]:
+            return {**self.facts(), "position": dataclasses.asdict(position)}
+
+        return TaskKeeper(self.folder, facts, self.stop, self.stopped, self.steps)
+
+    def resume(self, trainer: Trainer) -> Position | None:
+        """Restore the trainer from a checkpoint of this task, if there is one; None means from the beginning."""
+        if not self.resumable or not checkpoint.exists(self.folder):
+            return None
+        try:
+            saved = checkpoint.read_and_tidy(self.folder)
+            if not self.accepts(saved.facts):
+                return None
+            position = Position(**saved.facts["position"])
+            checkpoint.restore_training(trainer, saved.tensors)
+            self.resumed(saved.facts)
+        except Forbidden:
+            raise
+        except (CheckpointError, KeyError, TypeError) as error:
+            self.say(f"The checkpoint in {self.folder} cannot be resumed ({reason(error)}); the task starts over.")
+            return None
+        task = trainer.task.index + 1
+        self.say(f"resuming task {task} in epoch {position.epoch + 1}, after step {position.step}")
+        return position
+
+
+def reason(error: Exception) -> str:
+    """Return what is wrong with a checkpoint, without advice that is meant for others."""
+    return f"{error.file.name}: {error.reason}" if isinstance(error, Damaged) else str(error).rstrip(".")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is informed: when training begins (epochs, and how many are done), and after every epoch."""
+
+    begin: Callable[[int, int], None] = lambda epochs, done: None
+    epoch: Callable[[EpochReport], None] | None = None
+
+
+# -- the parts -------------------------------------------------------------------------------------------------------
+
+
+def begin_first(blueprint: Blueprint, task: Task, data: TaskImages, recipe: Recipe) -> Trainer:
+    """Return what trains a first task from scratch, the same for every method."""
+    learner = FirstTask(blueprint.empty_network(), task, recipe.rotations)
+    blueprint.execution.equip(learner)
+    return Trainer(learner, data, task, recipe, blueprint.execution)
+
+
+def begin_later(method: Method, task: Task, data: TaskImages, recipe: Recipe, execution: Execution) -> Trainer:
+    """Return what trains the next task of a method that has learned the tasks before."""
+    method.begin_task(task)
+    return Trainer(method, data, task, recipe, execution)
+
+
+def end(method: Method, task: Task, data: TaskImages) -> None:
+    """Let the method compute what must outlive the images of the task."""
+    method.eval()
+    with torch.no_grad():
+        method.end_task(task, data)
+
+
+# -- the whole -------------------------------------------------------------------------------------------------------
+
+
+def learn_task(
+    blueprint: Blueprint,
+    method: Method | None,
+    task: Task,
+    data: TaskImages,
+    recipe: Recipe,
+    *,
+    journal: Journal | None = None,
+    watch: Watch | None = None,
+    clock: Clock | None = None,
+    share: Callable[[Callable[[], State]], Mapping[str, Tensor]] | None = None,
+) -> Method:
+    """Learn one task and return the method after it; None in its place means that the network is trained from scratch.
+
+    `share` is given the function that trains the first task, and returns the trained network: it may have one already.
+    """
+    watch = watch or Watch()
+
+    def phase(name: str) -> Any:
+        return nullcontext() if clock is None else clock.phase(name)
+
+    def train(trainer: Trainer) -> None:
+        position = journal.resume(trainer) if journal is not None else None
+        watch.begin(recipe.epochs, 0 if position is None else position.epoch)
+        trainer.run(position, watch.epoch, None if journal is None else journal.keeper())
+
+    def train_first() -> State:
+        with phase("train"):
+            trainer = begin_first(blueprint, task, data, recipe)
+            train(trainer)
+        return {name: value.detach().clone() for name, value in trainer.learner.network.state_dict().items()}
+
+    first = method is None
+    if method is None:
+        method = blueprint.around(train_first() if share is None else share(train_first))
+    else:
+        with phase("train"):
+            train(begin_later(method, task, data, recipe, blueprint.execution))
+    with phase("statistics"):
+        end(method, task, data)
+    if first and blueprint.method not in methods.bundled().values():
+        refuse_unloadable(blueprint, method)
+    return method
+
+
+def refuse_unloadable(blueprint: Blueprint, method: Method) -> None:
+    """Load the state of somebody's own method into a new one, before hours are trained into states nobody can load."""
+    state = {name: value.detach().cpu() for name, value in method.state_dict().items()}
+    again = blueprint.bare()
+    try:
+        again.load_tensors(state)
+    except Exception as error:  # whatever foreign code raises
+        missing = sorted(name for name in state if name not in again.state_dict())
+        why = f"it does not have {some(missing)} when it is made anew" if missing else f"{error}"
+        raise TrainingError(
+            f"What method {method.name!r} keeps could not be loaded again: {why}. Register every parameter, buffer "
+            "and submodule in __init__; a buffer that grows begins with no rows."
+        ) from error

@@ -1,0 +1,219 @@
+"""What a run is to do, decided before it begins and never changed: data, tasks, recipes, folder, way of computing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from efcil import methods
+from efcil.data.augment import Normalisation, make_augmentation
+from efcil.data.images import Dataset
+from efcil.data.scenario import Scenario, class_order, make_scenario
+from efcil.data.store import TaskImages
+from efcil.engine import hardware
+from efcil.engine.evaluate import TestImages
+from efcil.engine.lifecycle import Blueprint
+from efcil.engine.trainer import Execution
+from efcil.errors import DataError
+from efcil.experiment import shared_tasks
+from efcil.experiment.summary import source_digest
+from efcil.methods.base import Task
+from efcil.model.card import made_with
+from efcil.network.resnet import backbone_bytes
+from efcil.runfolder import RunFolder, locate
+from efcil.settings import Recipe, Resolved, Settings, identity, resolve
+
+_MEGABYTE = 1 << 20
+
+
+def make_run_scenario(settings: Settings, dataset: Dataset) -> Scenario:
+    """Return the class order and the tasks that the settings ask for."""
+    classes = dataset.number_of_classes
+    order = class_order(settings.class_order, classes, settings.effective_class_seed, dataset.class_names)
+    return make_scenario(
+        settings.scenario,
+        classes,
+        order=order,
+        tasks=settings.tasks,
+        first_task_classes=settings.first_task_classes,
+        dataset=dataset.name,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One run before it begins. `fingerprint` is the digest of the training images."""
+
+    settings: Settings
+    output: Path
+    dataset: Dataset
+    fingerprint: str
+    resolved: Resolved
+    scenario: Scenario
+    execution: Execution
+
+    @classmethod
+    def make(cls, settings: Settings, output: Path, dataset: Dataset, fingerprint: str | None = None) -> Plan:
+        """Decide everything that settings and images leave open."""
+        return cls(
+            settings,
+            output,
+            dataset,
+            fingerprint or shared_tasks.fingerprint(dataset),
+            resolve(settings, dataset.image_size),
+            make_run_scenario(settings, dataset),
+            hardware.choose_execution(settings),
+        )
+
+    # -- what it belongs to --------------------------------------------------------------------------------------
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        """Where the run is written."""
+        return locate(self.output, self.settings)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the result, as settings.yaml records it."""
+        return identity(self.settings)
+
+    @cached_property
+    def data(self) -> str:
+        """Digest of all images, those tested on too."""
+        return shared_tasks.data_digest(self.dataset, self.fingerprint)
+
+    @cached_property
+    def own_method(self) -> str | None:
+        """Digest of the file of a method that is the user's own; those of efcil change with its version."""
+        return None if self.settings.method in methods.bundled() else source_digest(self.settings.method)
+
+    @cached_property
+    def made_with(self) -> dict[str, Any]:
+        """Versions, device, precision and threads that decide the bits of the result."""
+        return made_with(self.execution, self.settings.deterministic)
+
+    # -- tasks ---------------------------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return self.scenario.number_of_tasks
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How the method is built."""
+        assert self.resolved.network is not None
+        method = methods.get(self.settings.method)
+        return Blueprint(method, self.resolved.method, self.resolved.network, self.settings.seed, self.execution)
+
+    @property
+    def joint(self) -> bool:
+        """Whether every training begins anew with the images of all classes seen."""
+        return not self.blueprint.method.exemplar_free
+
+    def recipe(self, index: int) -> Recipe:
+        """Return how task `index` is optimised."""
+        if self.joint:
+            rotations = self.resolved.first_task.rotations and getattr(self.resolved.method, "rotations", True)
+            return dataclasses.replace(self.resolved.first_task, rotations=rotations)
+        return self.resolved.first_task if index == 0 else self.resolved.later
+
+    def is_measured(self, index: int) -> bool:
+        """Say whether task `index` is trained and tested; joint training may do so after the last one alone."""
+        every = not self.joint or getattr(self.resolved.method, "when", "every") == "every"
+        return every or index == self.tasks - 1
+
+    def from_scratch(self, index: int) -> bool:
+        """Say whether training for task `index` begins with an untrained network."""
+        return index == 0 or self.joint
+
+    def later_epochs(self, index: int) -> int:
+        """Return how many epochs the tasks after task `index` have together."""
+        return sum(self.recipe(task).epochs for task in range(index + 1, self.tasks) if self.is_measured(task))
+
+    def task(self, index: int) -> Task:
+        """Return which classes are trained for task `index`: its own, or all so far where training is joint."""
+        seed, batch_size = self.settings.seed, self.recipe(index).batch_size
+        if self.from_scratch(index):
+            return Task(0, 0, sum(self.scenario.task_sizes[: index + 1]), seed, batch_size)
+        positions = self.scenario.tasks[index]
+        return Task(index, positions[0], len(positions), seed, batch_size)
+
+    # -- images --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def normalisation(self) -> Normalisation:
+        """How pixels become network input."""
+        return Normalisation(self.dataset.mean, self.dataset.std)
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """Labels of the training images, as positions in the class order."""
+        return self.scenario.relabel(self.dataset.train.labels)
+
+    def images(self, task: Task) -> TaskImages:
+        """Return the training images of a task, on the device."""
+        chosen = np.flatnonzero((self.labels >= task.first_class) & (self.labels < task.seen))
+        if len(chosen) == 0:
+            raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
+        assert self.resolved.augmentation is not None
+        return TaskImages(
+            self.dataset.train.images,
+            self.labels,
+            augmentation=make_augmentation(self.resolved.augmentation),
+            normalisation=self.normalisation,
+            device=self.execution.device,
+            seed=task.seed,
+            name=f"task{task.index}",
+            dtype=self.execution.dtype,
+            rows=chosen,
+        )
+
+    def test_images(self) -> TestImages:
+        """Return all test images, on the device."""
+        test = self.dataset.test
+        return TestImages(
+            test.images,
+            self.scenario.relabel(test.labels),
+            normalisation=self.normalisation,
+            device=self.execution.device,
+            dtype=self.execution.dtype,
+        )
+
+    # -- the shared first task, and the disk -----------------------------------------------------------------------
+
+    @cached_property
+    def store(self) -> shared_tasks.SharedTaskStore:
+        """Where first tasks are shared with other runs."""
+        return shared_tasks.SharedTaskStore(self.output)
+
+    def scratch_description(self, index: int) -> Mapping[str, Any]:
+        """Return everything that decides the network that training from scratch for task `index` gives."""
+        assert self.resolved.network is not None
+        assert self.resolved.augmentation is not None
+        return shared_tasks.describe(
+            self.fingerprint,
+            self.scenario.order[: self.task(index).classes],
+            self.resolved.network,
+            self.resolved.augmentation,
+            self.recipe(index),
+            self.settings.seed,
+            self.made_with,
+        )
+
+    def first_training(self) -> str:
+        """Return the key of what is trained before anything else: the first task, or all classes at once."""
+        index = next(index for index in range(self.tasks) if self.is_measured(index))
+        return shared_tasks.digest(self.scratch_description(index))
+
+    def needed_bytes(self) -> int:
+        """Return about how much the checkpoints of the first task need, old and new ones side by side."""
+        network = backbone_bytes(self.blueprint.network)
+        # The network in the model and among the first tasks, and with two moments in the middle of a task.
+        return 2 * (network + network + 3 * network) + 4 * _MEGABYTE

@@ -1,0 +1,115 @@
+"""Teaching the model of a folder: locked while it learns, resumed where it was interrupted, saved at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from efcil.engine import checkpoint
+from efcil.engine.interrupt import StopRequest
+from efcil.engine.progress import Progress
+from efcil.errors import some
+from efcil.files import locked, refuse_full, refuse_unwritable
+from efcil.model import folder as model_folder
+from efcil.model.card import ModelError
+from efcil.model.images import Pictures
+from efcil.model.in_memory import Model
+from efcil.model.learning import Keep, learn, needed_bytes, refuse_lookalikes, refuse_lost, unfinished_task
+from efcil.settings import Settings
+
+#: More images are blended in at once or not at all: there is no middle to save.
+_STOPPING_MORE = "Stopping; the model stays as it was"
+_STOPPED_MORE = "Interrupted. The model is as it was, without these images."
+
+
+def teach(
+    folder: Path,
+    pictures: Pictures,
+    labels: Sequence[Hashable],
+    wanted: Callable[[Settings], Settings],
+    *,
+    model: Model | None = None,
+    device: str = "auto",
+    more: bool = False,
+    discard: bool = False,
+    checkpoint_steps: int | None = None,
+    quiet: bool = True,
+    remarks: Iterable[str] = (),
+) -> Model:
+    """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
+
+    A folder without a model gets `model`, or a new one. `wanted` is given the settings that the model has, or that an
+    interrupted task began with, and returns those to learn with. An interrupted task is resumed when the same images
+    are given again; `discard` throws it away.
+    """
+    if model_folder.is_of_run(folder):
+        raise ModelError(
+            f"{folder} is the model of an experiment, which stays as it is. Copy it elsewhere, and teach the copy."
+        )
+    words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
+    with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
+        refuse_lost(folder)
+        model = _opened(folder, pictures, labels, wanted, model, device, discard)
+        refuse_full(folder, needed_bytes(model))
+        with Progress(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
+            for line in (*remarks, *_beside(folder, model)):
+                progress.say(line)
+            size = model.card.image_size
+            progress.say(f"{size} x {size} pixels, {model.card.resolved.network}, on {model.execution.device}")
+            keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
+            learn(model, pictures.pixels(size), labels, more=more, progress=progress, keep=keep)
+            model_folder.write(folder, model.card, model.tensors())
+            checkpoint.remove(folder / model_folder.PARTIAL)
+    return model
+
+
+def _opened(
+    folder: Path,
+    pictures: Pictures,
+    labels: Sequence[Hashable],
+    wanted: Callable[[Settings], Settings],
+    model: Model | None,
+    device: str,
+    discard: bool,
+) -> Model:
+    """Return the model to teach: that of the folder, the given one, or a new one, with the settings that are wanted."""
+    begun = None if discard else unfinished_task(folder)
+    if model_folder.exists(folder):
+        found = Model.load(folder, device)
+        if model is not None and model.card.visits != found.card.visits:
+            raise ModelError(f"{folder} holds another model, or another state of this one. Choose another folder.")
+        model = found
+    elif model is None:
+        settings = wanted(Settings(dataset="folder", classifier="auto") if begun is None else begun.settings)
+        natural = pictures.natural_size() if begun is None else begun.image_size
+        return Model.create(settings, settings.image_size or natural)
+    if begun is None or begun.visits != model.card.visits:  # that one was finished, and not yet removed
+        begun = model.card
+    model.change(wanted(begun.settings))
+    refuse_lookalikes(model, labels)
+    return model
+
+
+@contextlib.contextmanager
+def _made_for_use(folder: Path) -> Iterator[None]:
+    """Make the folder of a model, and remove it again where nothing has been put into it."""
+    new = not folder.exists()
+    refuse_unwritable(folder, 0)
+    try:
+        yield
+    finally:
+        if new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _beside(folder: Path, model: Model) -> Iterator[str]:
+    """Say what lies in the folder of a new model and is no part of it."""
+    own = {".lock", model_folder.PARTIAL, *(file.name for file in checkpoint.orphans(folder, model_folder.STEM))}
+    others = sorted(path.name for path in folder.iterdir() if path.name not in own)
+    if others and not model.card.visits:
+        yield (
+            f"{folder} also holds {some(others)}. `efcil audit` fails on what is no part of a model; a model is better "
+            "off in a folder of its own."
+        )

@@ -1,0 +1,210 @@
+"""States and results that are intact, but not what they are taken for: of another run, computed otherwise, edited."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from efcil.data.images import Dataset, ImageSet
+from efcil.data.sources import SourceOptions, load_dataset
+from efcil.engine import checkpoint
+from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.trainer import Trainer
+from efcil.errors import EfcilError, RunFolderError
+from efcil.experiment import run_one
+from efcil.experiment.shared_tasks import FOLDER
+from efcil.model import Model
+from efcil.model import folder as model_files
+from efcil.report import table
+from efcil.runfolder import RunFolder, find_runs, locate
+from efcil.settings import Settings
+
+BASE = Settings(
+    method="finetune", scenario="custom", tasks=3, first_task_epochs=1, epochs=1, batch_size=64, device="cpu"
+)
+OTHERS = {
+    "another seed": {"seed": 1, "class_seed": 0},
+    "another weight": {"method": "efc", "overrides": {"efm_weight": 3.0}},
+    "another learning rate": {"overrides": {"later.learning_rate": 0.01}},
+}
+
+
+@pytest.fixture(scope="module")
+def few() -> Dataset:
+    digits = load_dataset("digits", None, SourceOptions())
+    return dataclasses.replace(digits, train=ImageSet(digits.train.images[::8], digits.train.labels[::8]))
+
+
+def stopped(settings: Settings, output: Path, data: Dataset, steps: int) -> RunFolder:
+    """Return the folder of a run that was stopped after some steps of its second task."""
+    stop, taken = StopRequest(), 0
+    compute = Trainer._compute
+
+    def counted(trainer: Trainer, *arguments: Any) -> None:
+        nonlocal taken
+        compute(trainer, *arguments)
+        taken += trainer.task.index == 1
+        stop.requested = taken >= steps
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_compute", counted)
+        with pytest.raises(Interrupted):
+            run_one(settings, output, data, quiet=True, stop=stop)
+    return locate(output, settings)
+
+
+def put_in_place(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+
+
+# -- of another run --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def test_a_model_of_another_run_is_refused(change: dict[str, Any], few: Dataset, tmp_path: Path) -> None:
+    settings = dataclasses.replace(BASE, method=change.get("method", "finetune"))
+    here = stopped(settings, tmp_path / "here", few, 1)
+    there = stopped(dataclasses.replace(settings, **change), tmp_path / "there", few, 1)
+    put_in_place(there.model, here.model)
+    name = next(iter(change.get("overrides", change)))
+    with pytest.raises(EfcilError, match=rf"belongs to another run: .*{name} is .* there and .* here"):
+        run_one(settings, tmp_path / "here", few, quiet=True)
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def test_the_middle_of_another_run_is_not_resumed(change: dict[str, Any], few: Dataset, tmp_path: Path) -> None:
+    settings = dataclasses.replace(BASE, method=change.get("method", "finetune"))
+    here = stopped(settings, tmp_path / "here", few, 1)
+    there = stopped(dataclasses.replace(settings, **change), tmp_path / "there", few, 1)
+    put_in_place(there.partial, here.partial)
+    run_one(settings, tmp_path / "here", few, quiet=True)
+    name = next(iter(change.get("overrides", change)))
+    log = here.log_file.read_text()
+    assert f"{here.partial} is of another run (" in log
+    assert f"{name} is" in log
+    assert "task 2 starts over" in log
+    run_one(settings, tmp_path / "whole", few, quiet=True)
+    assert here.accuracy_file.read_bytes() == locate(tmp_path / "whole", settings).accuracy_file.read_bytes()
+
+
+def test_a_middle_that_continues_from_another_state_is_not_resumed(few: Dataset, tmp_path: Path) -> None:
+    """All settings are the same, but the task before was learned with other bits."""
+    here, there = (stopped(BASE, tmp_path / name, few, 1) for name in ("here", "there"))
+    facts = checkpoint.read(there.model, model_files.STEM)
+    changed = {name: value + 1e-3 if value.is_floating_point() else value for name, value in facts.tensors.items()}
+    checkpoint.write(here.model, changed, facts.facts, model_files.STEM)
+    run_one(BASE, tmp_path / "here", few, quiet=True)
+    assert "of a run that had learned other tasks before; task 2 starts over" in here.log_file.read_text()
+
+
+def test_a_first_task_of_another_run_is_trained_again(few: Dataset, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run_one(dataclasses.replace(BASE, seed=seed, class_seed=0), tmp_path / f"seed{seed}", few, quiet=True)
+    ours, theirs = (next((tmp_path / f"seed{seed}" / FOLDER).iterdir()) for seed in (0, 1))
+    put_in_place(theirs, tmp_path / "again" / FOLDER / ours.name)
+    settings = dataclasses.replace(BASE, class_seed=0)
+    with pytest.warns(UserWarning, match="it is another first task: seed is 1 there and 0 here"):
+        run_one(settings, tmp_path / "again", few, quiet=True)
+    again, first = (locate(tmp_path / name, settings) for name in ("again", "seed0"))
+    assert again.accuracy_file.read_bytes() == first.accuracy_file.read_bytes()
+
+
+# -- computed otherwise ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
+
+
+def test_a_run_says_which_tasks_were_computed_otherwise(few: Dataset, tmp_path: Path, threads: int) -> None:
+    run = stopped(BASE, tmp_path, few, 1)
+    torch.set_num_threads(threads + 1)
+    run_one(BASE, tmp_path, few, quiet=True)
+    assert f"computed in another way: threads {threads} (now {threads + 1})" in run.log_file.read_text()
+    made_with = run.read_summary()["made_with"]
+    assert [[way["threads"] for way in task] for task in made_with] == [[threads], [threads + 1], [threads + 1]]
+    card = Model.load(run.model, "cpu").card
+    assert [visit.made_with[0]["threads"] for visit in card.visits] == [threads, threads + 1, threads + 1]
+    (row,) = table([run]).rows
+    (note,) = (note for note in row.notes if "more than one way" in note)
+    assert "tasks 1: " in note
+    assert f"threads {threads}; tasks 2 to 3: " in note
+
+
+def test_another_version_is_said(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stopped(BASE, tmp_path, few, 1)
+    monkeypatch.setattr("efcil.__version__", "99.1")
+    with pytest.warns(UserWarning, match=r"was last taught with efcil .* \(this is 99\.1\)"):
+        Model.load(run.model, "cpu")
+    run_one(BASE, tmp_path, few, quiet=True)
+    log = run.log_file.read_text()
+    assert "The first 1 tasks were computed in another way: efcil" in log
+    assert "Task 2 was under way with efcil" in log
+
+
+# -- edited results --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(few: Dataset, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    output = tmp_path_factory.mktemp("finished")
+    run_one(BASE, output, few, quiet=True)
+    return locate(output, BASE)
+
+
+def copied(run: RunFolder, place: Path) -> RunFolder:
+    shutil.copytree(run.path, place / "run")
+    return RunFolder(place / "run")
+
+
+@pytest.mark.parametrize("name", ["summary.json", "accuracy.csv", "metrics.jsonl"])
+def test_no_changed_byte_is_believed(name: str, finished: RunFolder, tmp_path: Path) -> None:
+    run = copied(finished, tmp_path)
+    file = run.path / name
+    content = file.read_bytes()
+    believed = []
+    for place in range(0, len(content), 7):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            summary = run.verified_summary()
+        except RunFolderError:
+            continue
+        # White space between fields says nothing.
+        if name != "summary.json" or summary != finished.read_summary():
+            believed.append(place)
+    assert believed == []
+
+
+def test_an_edited_summary_without_a_checksum_is_held_against_the_matrices(finished: RunFolder, tmp_path: Path) -> None:
+    run = copied(finished, tmp_path)
+    summary = json.loads(run.summary_file.read_text())
+    del summary["checksum"], summary["files"]
+    run.summary_file.write_text(json.dumps(summary))
+    assert run.verified_summary()["A_step"] == summary["A_step"], "summaries of earlier versions have no checksum"
+    summary["A_inc"] += 5.0
+    run.summary_file.write_text(json.dumps(summary))
+    found = table(find_runs([tmp_path]))
+    assert not found.rows
+    assert "its A_inc is not what accuracy.csv gives" in found.problems[0].reason
+
+
+def test_a_resumed_run_notices_lost_lines(few: Dataset, tmp_path: Path) -> None:
+    run = stopped(BASE, tmp_path, few, 1)
+    lines = run.metrics_file.read_text().splitlines(keepends=True)
+    run.metrics_file.write_text("".join(lines[1:]))
+    run_one(BASE, tmp_path, few, quiet=True)
+    assert "has lost or changed lines of the first 1 tasks" in run.log_file.read_text()
+    assert run.read_summary()["metrics_lost"] is True
+    (row,) = table([run]).rows
+    assert any("has lost lines of metrics.jsonl" in note for note in row.notes)
