@@ -42,8 +42,9 @@ from efcil.experiment.summary import source_digest
 from efcil.model import from_run
 from efcil.network.incremental import fresh_network
 from efcil.report import table
+from efcil.resolution import load_config
 from efcil.runfolder import RunFolder, RunFolderError, locate
-from efcil.settings import Settings, load_config
+from efcil.settings import Settings
 
 SHORT: dict[str, Any] = {"first_task_epochs": 1, "epochs": 1, "batch_size": 64, "device": "cpu"}
 TWO_TASKS: dict[str, Any] = {"scenario": "custom", "tasks": 2, **SHORT}

@@ -16,25 +16,20 @@ import pytest
 import efcil.presets
 from efcil.errors import EfcilError, SettingsError
 from efcil.presets import load_preset, parse_preset, presets
-from efcil.settings import (
-    NAMED_CLASS_ORDERS,
-    Recipe,
-    Settings,
-    documentation,
+from efcil.resolution import (
     expand,
     identity,
     label,
     load_config,
-    method_settings,
-    option,
-    options,
     read_config,
     resolve,
     scenario_name,
     to_yaml,
     validate,
 )
-from efcil.settings.resolution import differences, pin
+from efcil.resolution.documentation import documentation
+from efcil.resolution.resolve import differences, pin
+from efcil.settings import NAMED_CLASS_ORDERS, Recipe, Settings, method_settings, option, options
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -690,7 +685,7 @@ class TestPresets:
 
 def test_documentation_is_current() -> None:
     stored = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert stored == documentation(), "run: python -m efcil.settings.documentation docs/settings.md"
+    assert stored == documentation(), "run: python -m efcil.resolution.documentation docs/settings.md"
 
 
 def test_documented_examples_do_something(tmp_path: Path) -> None:

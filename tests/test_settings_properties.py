@@ -20,22 +20,10 @@ from efcil.data.augment import AUGMENTATIONS
 from efcil.data.scenario import SCENARIOS
 from efcil.errors import SettingsError
 from efcil.network.resnet import NETWORKS
+from efcil.resolution import identity, label, load_config, read_config, resolve, to_yaml, validate
+from efcil.resolution.unused import idle_overrides, without_idle
 from efcil.runfolder import RunFolder, RunFolderError, locate
-from efcil.settings import (
-    NAMED_CLASS_ORDERS,
-    Option,
-    Recipe,
-    Settings,
-    identity,
-    label,
-    load_config,
-    options,
-    read_config,
-    resolve,
-    to_yaml,
-    validate,
-)
-from efcil.settings.idle import idle_overrides, without_idle
+from efcil.settings import NAMED_CLASS_ORDERS, Option, Recipe, Settings, options
 from efcil.settings.options import show
 
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

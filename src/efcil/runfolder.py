@@ -28,11 +28,12 @@ from numpy.typing import ArrayLike
 from efcil.environment import environment
 from efcil.errors import RunFolderError
 from efcil.files import write_atomically
-from efcil.settings import Settings, identity, label, load_config, scenario_name, to_yaml
-from efcil.settings.grid import RESOLVED_KEY
-from efcil.settings.idle import without_idle
+from efcil.resolution import identity, label, load_config, scenario_name, to_yaml
+from efcil.resolution.config import RESOLVED_KEY
+from efcil.resolution.resolve import differences
+from efcil.resolution.unused import without_idle
+from efcil.settings import Settings
 from efcil.settings.options import show
-from efcil.settings.resolution import differences
 
 AGNOSTIC, AWARE, SIZES = "task-agnostic", "task-aware", "classes"
 __all__ = ["RunFolder", "RunFolderError", "environment", "find_runs", "locate", "write_atomically"]

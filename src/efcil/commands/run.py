@@ -12,11 +12,12 @@ from typing import Any
 
 from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, positive, varied
 from efcil.errors import EfcilError, GridError, SettingsError
-from efcil.settings import Settings, expand, options, read_config, validate
-from efcil.settings.grid import VARY_KEY, is_record
-from efcil.settings.idle import refuse_idle, without_idle
-from efcil.settings.model import NAMED_CLASS_ORDERS
-from efcil.settings.resolution import class_order_identity
+from efcil.resolution import expand, read_config, validate
+from efcil.resolution.config import VARY_KEY, is_record
+from efcil.resolution.resolve import class_order_identity
+from efcil.resolution.unused import refuse_idle, without_idle
+from efcil.settings import Settings, options
+from efcil.settings.benchmark import NAMED_CLASS_ORDERS
 
 DEFAULT_METHODS = ["efc", "finetune"]
 

@@ -43,8 +43,9 @@ from efcil.methods.base import Method, Task
 from efcil.network.incremental import IncrementalNetwork, fresh_network, trained_network
 from efcil.network.resnet import backbone_bytes
 from efcil.report import matrix_text
+from efcil.resolution import resolve
 from efcil.runfolder import locate
-from efcil.settings import Recipe, Settings, resolve
+from efcil.settings import Recipe, Settings
 
 _MEGABYTE = 1 << 20
 

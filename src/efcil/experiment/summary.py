@@ -15,8 +15,9 @@ from efcil import methods
 from efcil.environment import code, environment
 from efcil.evaluation.metrics import summarise
 from efcil.methods.base import Method
+from efcil.resolution import label
 from efcil.runfolder import RunFolder
-from efcil.settings import Settings, label
+from efcil.settings import Settings
 
 if TYPE_CHECKING:
     from efcil.experiment.run import Run

@@ -18,7 +18,8 @@ from efcil.core import classifiers
 from efcil.data.augment import AUGMENTATIONS, Normalisation
 from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.network.resnet import NETWORKS
-from efcil.settings import Recipe, Resolved, Settings, completed, method_settings
+from efcil.resolution import Resolved
+from efcil.settings import Recipe, Settings, completed, method_settings
 from efcil.settings.options import build
 
 #: Version of what a card says. Raised when a reader of the version before would misunderstand it.

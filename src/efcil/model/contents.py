@@ -20,7 +20,7 @@ from efcil.engine import checkpoint
 from efcil.model import format, from_run
 from efcil.model.card import Card, ModelError
 from efcil.settings import Recipe
-from efcil.settings.model import STAGES
+from efcil.settings.benchmark import STAGES
 from efcil.settings.options import options
 
 #: Characters beyond which a text is no name, version or date any more. No folder's name is longer.

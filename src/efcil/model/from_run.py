@@ -13,7 +13,8 @@ from efcil.data.augment import Normalisation
 from efcil.errors import EfcilError
 from efcil.model.card import LARGEST_IMAGE, Card, LearnedClass, ModelError, Visit, check_consistency, whole
 from efcil.presets import presets
-from efcil.settings import Settings, completed, method_settings, resolve
+from efcil.resolution import resolve
+from efcil.settings import Settings, completed, method_settings
 
 #: What engine/checkpoint.py calls the state of a run.
 STEM = "state"

@@ -25,9 +25,10 @@ from efcil.files import locked
 from efcil.methods.base import Method
 from efcil.model import format
 from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError
-from efcil.settings import Settings, resolve, validate
-from efcil.settings.idle import refuse_idle
-from efcil.settings.resolution import split_overrides
+from efcil.resolution import resolve, validate
+from efcil.resolution.resolve import split_overrides
+from efcil.resolution.unused import refuse_idle
+from efcil.settings import Settings
 
 PIECE_BYTES = 1 << 24
 LARGEST_PIECE = 128

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from efcil.errors import SettingsError, unknown
-from efcil.settings.model import Recipe
+from efcil.settings.benchmark import Recipe
 from efcil.settings.options import build, show
 
 FIRST_TASK = "first_task"

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from efcil.errors import SettingsError
-from efcil.settings.model import Recipe, Settings
+from efcil.resolution.resolve import resolve
+from efcil.settings.benchmark import Recipe, Settings
 from efcil.settings.options import options, show
-from efcil.settings.resolution import resolve
 
 
 def refuse_idle(runs: Sequence[Settings], names: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from efcil.errors import SettingsError, unknown
-from efcil.settings.model import CUSTOM, STAGES, Recipe, Settings, flat_overrides
+from efcil.settings.benchmark import CUSTOM, STAGES, Recipe, Settings, flat_overrides
 from efcil.settings.options import options
 
 # The order of the product: methods change fastest, so that runs which share a first task follow each other.
@@ -42,7 +42,7 @@ def read_config(path: Path | str) -> dict[str, Any]:
     several = VARY_KEY in checked or any(isinstance(value, list) for value in checked.values())
     if several or not isinstance(resolved, Mapping):
         raise SettingsError(f"{path}: 'resolved' belongs to the record of one run; remove it to write a settings file.")
-    from efcil.settings.resolution import pin
+    from efcil.resolution.resolve import pin
 
     pinned = pin(Settings(**checked), resolved, path)
     return {field.name: getattr(pinned, field.name) for field in dataclasses.fields(Settings)}

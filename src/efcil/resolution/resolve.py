@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import SettingsError, unknown
-from efcil.settings.model import NAMED_CLASS_ORDERS, STAGES, Recipe, Settings
+from efcil.settings.benchmark import NAMED_CLASS_ORDERS, STAGES, Recipe, Settings
 from efcil.settings.options import completed, method_settings, options, show
 
 LONGEST_LABEL = 80
