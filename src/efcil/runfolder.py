@@ -30,8 +30,8 @@ from efcil.errors import RunFolderError
 from efcil.files import write_atomically
 from efcil.resolution import identity, label, load_config, scenario_name, to_yaml
 from efcil.resolution.config import RESOLVED_KEY
-from efcil.resolution.resolve import differences
-from efcil.resolution.unused import without_idle
+from efcil.resolution.identity import differences
+from efcil.resolution.unused import without_unused
 from efcil.settings import Settings
 from efcil.settings.options import show
 
@@ -107,7 +107,7 @@ class RunFolder:
         What they say beyond today's preset made a difference: a value that was recorded and never used is left out.
         """
         (settings,) = load_config(self.settings_file)
-        return without_idle(settings)
+        return without_unused(settings)
 
     def remove_leftovers(self) -> None:
         """Remove the files that a killed process was about to put into place; nobody else may be writing."""

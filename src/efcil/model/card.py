@@ -19,7 +19,7 @@ from efcil.data.augment import AUGMENTATIONS, Normalisation
 from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.network.resnet import NETWORKS
 from efcil.resolution import Resolved
-from efcil.settings import Recipe, Settings, completed, method_settings
+from efcil.settings import Recipe, TrainingSettings, completed, method_settings
 from efcil.settings.options import build
 
 #: Version of what a card says. Raised when a reader of the version before would misunderstand it.
@@ -28,9 +28,11 @@ LARGEST_IMAGE = 4096
 MOST_CLASSES = 1_000_000
 #: The settings that belong to a model. Device and implementation belong to the machine that uses it.
 KEPT_SETTINGS = (
-    "method", "dataset", "seed", "image_size", "network", "augmentation", "epochs", "first_task_epochs", "batch_size",
+    "method", "preset", "seed", "image_size", "network", "augmentation", "epochs", "first_task_epochs", "batch_size",
     "precision", "classifier", "overrides",
 )  # fmt: skip
+#: What settings are called in cards of this format, where that is not their name.
+_WRITTEN_AS = {"preset": "dataset"}
 
 
 class ModelError(EfcilError):
@@ -61,7 +63,7 @@ class Visit:
 class Card:
     """Everything about a model that is not a tensor."""
 
-    settings: Settings
+    settings: TrainingSettings
     resolved: Resolved
     image_size: int
     normalisation: Normalisation
@@ -84,7 +86,7 @@ class Card:
             "kind": "efcil model",
             "format": FORMAT,
             "efcil": efcil.__version__,
-            "settings": {name: getattr(self.settings, name) for name in KEPT_SETTINGS},
+            "settings": {_WRITTEN_AS.get(name, name): getattr(self.settings, name) for name in KEPT_SETTINGS},
             "resolved": dataclasses.asdict(self.resolved),
             "image_size": self.image_size,
             "normalisation": dataclasses.asdict(self.normalisation),
@@ -153,7 +155,8 @@ def read_card(facts: Any) -> Card:
 
 
 def _read_known(facts: Mapping[str, Any]) -> Card:
-    wanted = build(Settings, _mapping(facts["settings"]))
+    named = {written: name for name, written in _WRITTEN_AS.items()}
+    wanted = build(TrainingSettings, {named.get(name, name): v for name, v in _mapping(facts["settings"]).items()})
     resolved = _mapping(facts["resolved"])
     cls = methods.get(wanted.method)
     for kind, name, valid in (

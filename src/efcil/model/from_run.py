@@ -14,7 +14,7 @@ from efcil.errors import EfcilError
 from efcil.model.card import LARGEST_IMAGE, Card, LearnedClass, ModelError, Visit, check_consistency, whole
 from efcil.presets import presets
 from efcil.resolution import resolve
-from efcil.settings import Settings, completed, method_settings
+from efcil.settings import TrainingSettings, completed, method_settings
 
 #: What engine/checkpoint.py calls the state of a run.
 STEM = "state"
@@ -40,14 +40,14 @@ def card_of_run(facts: Mapping[str, Any], written: float) -> Card:
 
 def _card(facts: Mapping[str, Any], date: str) -> Card:
     cls = methods.get(str(facts["method"]))
-    dataset = facts["dataset"] if facts["dataset"] in presets() else "folder"
+    preset = facts["dataset"] if facts["dataset"] in presets() else "folder"
     size, names = whole(facts["image_size"], 1, LARGEST_IMAGE), [str(name) for name in facts["class_names"]]
     sizes = [whole(size, 1, len(names)) for size in facts["head_sizes"]]
     if sum(sizes) > len(names):
         raise ValueError("it has more heads than classes")
     classifier = str(facts.get("classifier", OWN))  # older runs do not say
-    settings = Settings(
-        method=cls.name, dataset=dataset, image_size=size, network=facts["network"], classifier=classifier
+    settings = TrainingSettings(
+        method=cls.name, preset=preset, image_size=size, network=facts["network"], classifier=classifier
     )
     tasks = [task for task, count in enumerate(sizes) for _ in range(count)]
     return Card(

@@ -13,7 +13,7 @@ from typing import Any
 from efcil.errors import EfcilError
 from efcil.report.paper import PaperValue, paper_value
 from efcil.resolution import label
-from efcil.resolution.resolve import differences
+from efcil.resolution.identity import differences
 from efcil.runfolder import RunFolder
 
 # Name in summary.json -> heading. Accuracies and forgetting are in percent.

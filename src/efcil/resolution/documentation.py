@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from efcil.resolution.config import GRID_FIELDS
-from efcil.settings.benchmark import Recipe, Settings
+from efcil.settings.benchmark import Settings
 from efcil.settings.options import Option, options, show
+from efcil.settings.recipe import Recipe
 
 _INTRODUCTION = """\
 # Settings
