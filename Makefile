@@ -19,7 +19,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 docs: $(VENV)/.test                  ## what is generated from the code
-	$(BIN)/python -m efcil.settings.documentation docs/settings.md
+	$(BIN)/python -m efcil.resolution.documentation docs/settings.md
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from efcil.environment import code_name
 from efcil.report import PaperValue, paper_value
+from efcil.resolution import label
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import Settings, label, options
+from efcil.settings import Settings, options
 from efcil.settings.options import show
 
 COLUMNS = [

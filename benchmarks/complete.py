@@ -17,7 +17,8 @@ from pathlib import Path
 
 from collect import RESULTS, VARIANTS, read  # beside this script
 from efcil.experiment.grid import run_grid
-from efcil.settings import Settings, label, validate
+from efcil.resolution import label, validate
+from efcil.settings import Settings
 
 SCENARIOS = ("cs10", "ws10")
 #: Three seeds of what the paper compares, one of the others.

@@ -13,7 +13,8 @@ import pytest
 
 from efcil import presets
 from efcil.cli import main
-from efcil.settings import Settings, label
+from efcil.resolution import label
+from efcil.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

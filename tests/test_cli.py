@@ -14,8 +14,9 @@ import yaml
 from efcil import __version__
 from efcil.cli import flags, main
 from efcil.errors import DataError, TrainingError
+from efcil.resolution import label, scenario_name
 from efcil.runfolder import RunFolder, locate
-from efcil.settings import Settings, label, scenario_name
+from efcil.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 

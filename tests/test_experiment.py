@@ -42,8 +42,9 @@ from efcil.model import Model
 from efcil.model.contents import extras
 from efcil.model.folder import STEM as MODEL
 from efcil.report import table
+from efcil.resolution import load_config
 from efcil.runfolder import RunFolder, RunFolderError, locate
-from efcil.settings import Settings, load_config
+from efcil.settings import Settings
 
 SHORT: dict[str, Any] = {"first_task_epochs": 1, "epochs": 1, "batch_size": 64, "device": "cpu"}
 TWO_TASKS: dict[str, Any] = {"scenario": "custom", "tasks": 2, **SHORT}

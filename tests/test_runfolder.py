@@ -14,8 +14,9 @@ import pytest
 
 from efcil import files, runfolder
 from efcil.environment import command, environment, source_commit
+from efcil.resolution import label, load_config
 from efcil.runfolder import RunFolder, RunFolderError, find_runs, locate, write_atomically
-from efcil.settings import Settings, label, load_config
+from efcil.settings import Settings
 
 SUMMARY = {
     "method": "efc",

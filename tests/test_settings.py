@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
+import json
 import os
 import pickle
 import re
@@ -16,25 +18,21 @@ import pytest
 import efcil.presets
 from efcil.errors import EfcilError, SettingsError
 from efcil.presets import load_preset, parse_preset, presets
-from efcil.settings import (
-    NAMED_CLASS_ORDERS,
-    Recipe,
-    Settings,
-    documentation,
+from efcil.resolution import (
     expand,
     identity,
     label,
     load_config,
-    method_settings,
-    option,
-    options,
     read_config,
     resolve,
     scenario_name,
     to_yaml,
     validate,
+    validate_training,
 )
-from efcil.settings.resolution import differences, pin
+from efcil.resolution.documentation import documentation
+from efcil.resolution.identity import differences, pin
+from efcil.settings import NAMED_CLASS_ORDERS, Recipe, Settings, TrainingSettings, method_settings, option, options
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -263,6 +261,111 @@ class TestFiles:
         assert identity(Settings(seed=2)) != before
         assert identity(again) == before
         assert again.overrides["first_task.learning_rate"] == preset.first_task.learning_rate
+
+
+class TestTraining:
+    """What a model is trained with needs no dataset; a run of a benchmark adds one."""
+
+    def test_a_model_needs_no_dataset(self) -> None:
+        settings = TrainingSettings(method="lwf", overrides={"later.epochs": "7"})
+        assert settings.preset == "folder"
+        assert not {"dataset", "scenario", "data"} & set(options(TrainingSettings))
+        assert validate_training(settings).overrides == {"later.epochs": 7}
+        assert resolve(settings, 32).network == resolve(Settings(method="lwf", dataset="folder"), 32).network
+
+    def test_a_preset_may_be_named(self) -> None:
+        chosen = TrainingSettings(preset="digits", epochs=3)
+        assert resolve(chosen) == resolve(Settings(dataset="digits", epochs=3))
+        with pytest.raises(SettingsError, match="digits"):
+            validate_training(replace(chosen, preset="digit"))
+
+    def test_a_run_has_the_preset_of_its_dataset_and_no_other(self) -> None:
+        run = Settings(dataset="cifar100")
+        assert isinstance(run, TrainingSettings)
+        assert (run.preset, replace(run, dataset="digits").preset) == ("cifar100", "digits")
+        assert "preset" not in options(Settings)
+        with pytest.raises(TypeError):
+            Settings(preset="folder")  # type: ignore[call-arg]
+
+    def test_what_a_run_adds_is_listed_where_it_belongs(self) -> None:
+        names = list(options(Settings))
+        assert names[:6] == ["method", "dataset", "scenario", "seed", "data", "tasks"]
+        assert names[names.index("held_out") + 1] == "image_size"
+        assert names[-1] == "overrides"
+
+    def test_settings_that_belong_to_runs_are_no_settings_of_a_model(self) -> None:
+        with pytest.raises(SettingsError, match="Give it as --preset"):
+            resolve(TrainingSettings(overrides={"preset": "digits"}))
+        with pytest.raises(SettingsError, match="'tasks'"):
+            resolve(TrainingSettings(overrides={"tasks": 3}))
+
+    def test_saved_models_call_the_preset_dataset(self) -> None:
+        from efcil.model.model import Model
+
+        from efcil.model.card import read_card
+
+        card = Model.create(TrainingSettings(preset="digits", device="cpu"), 8).card
+        written = json.loads(json.dumps(card.to_json()))
+        assert written["settings"]["dataset"] == "digits"
+        assert "preset" not in written["settings"]
+        assert read_card(written).settings == card.settings
+
+
+def test_settings_import_nothing_that_stands_above_them() -> None:
+    for file in (ROOT / "src" / "efcil" / "settings").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            own = [name for name in names if name.startswith("efcil.")]
+            assert all(name.startswith(("efcil.settings.", "efcil.errors.")) for name in own), f"{file.name}: {own}"
+
+
+class TestResolvedOnce:
+    @pytest.fixture
+    def worked_out(self, monkeypatch: pytest.MonkeyPatch) -> list[TrainingSettings]:
+        """The settings that were worked out, from a clean start."""
+        from efcil.resolution.resolve import _resolve
+
+        asked: list[TrainingSettings] = []
+
+        def counted(settings: TrainingSettings, *rest: Any) -> Any:
+            asked.append(settings)
+            return _resolve(settings, *rest)
+
+        module = sys.modules["efcil.resolution.resolve"]
+        monkeypatch.setattr(module, "_resolve", counted)
+        monkeypatch.setattr(module, "_kept", {})
+        return asked
+
+    def test_label_and_identity_do_not_work_the_same_out_again(self, worked_out: list[TrainingSettings]) -> None:
+        for _ in range(3):
+            settings = Settings(epochs=7, overrides={"efm_weight": 3})
+            assert label(settings) == "efc+efm_weight=3+epochs=7"
+            assert identity(settings)["later"]["epochs"] == 7
+        assert len(worked_out) == 3  # as given, without the weight, and without the epochs
+
+    def test_what_equals_is_not_always_the_same(self) -> None:
+        assert Settings(overrides={"later.epochs": 1}) == Settings(overrides={"later.epochs": True})
+        assert resolve(Settings(overrides={"later.epochs": 1})).later.epochs == 1
+        with pytest.raises(SettingsError, match="whole number"):
+            resolve(Settings(overrides={"later.epochs": True}))
+
+    def test_what_a_method_does_to_its_settings_stays_its_own(self) -> None:
+        first = resolve(Settings()).method
+        object.__setattr__(first, "efm_weight", 123.0)
+        assert resolve(Settings()).method.efm_weight != 123.0
+
+    def test_no_more_is_kept_than_there_is_room_for(
+        self, worked_out: list[TrainingSettings], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = sys.modules["efcil.resolution.resolve"]
+        monkeypatch.setattr(module, "_MOST_KEPT", 3)
+        for seed in range(8):
+            resolve(Settings(seed=seed))
+            assert 1 <= len(vars(module)["_kept"]) <= 3
+        assert len(worked_out) == 8
 
 
 class TestResolution:
@@ -690,7 +793,7 @@ class TestPresets:
 
 def test_documentation_is_current() -> None:
     stored = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert stored == documentation(), "run: python -m efcil.settings.documentation docs/settings.md"
+    assert stored == documentation(), "run: python -m efcil.resolution.documentation docs/settings.md"
 
 
 def test_documented_examples_do_something(tmp_path: Path) -> None:
@@ -716,9 +819,9 @@ def test_help_names_all_networks_and_augmentations() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    for definition in (Settings, Recipe):
+    for definition in (TrainingSettings, Settings, Recipe):
         assert all(known.help.endswith(".") for known in options(definition).values())
-        assert {field.name for field in dataclasses.fields(definition)} == set(options(definition))
+        assert {field.name for field in dataclasses.fields(definition) if field.init} == set(options(definition))
 
 
 def test_settings_and_help_do_not_import_torch() -> None:

@@ -20,22 +20,10 @@ from efcil.data.augment import AUGMENTATIONS
 from efcil.data.scenario import SCENARIOS
 from efcil.errors import SettingsError
 from efcil.network.resnet import NETWORKS
+from efcil.resolution import identity, label, load_config, read_config, resolve, to_yaml, validate
+from efcil.resolution.unused import unused_overrides, without_unused
 from efcil.runfolder import RunFolder, RunFolderError, locate
-from efcil.settings import (
-    NAMED_CLASS_ORDERS,
-    Option,
-    Recipe,
-    Settings,
-    identity,
-    label,
-    load_config,
-    options,
-    read_config,
-    resolve,
-    to_yaml,
-    validate,
-)
-from efcil.settings.idle import idle_overrides, without_idle
+from efcil.settings import NAMED_CLASS_ORDERS, Option, Recipe, Settings, options
 from efcil.settings.options import show
 
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -118,8 +106,8 @@ def test_yaml_round_trips(wanted: Settings, data: str | None, tmp_path: Path) ->
 @given(wanted=any_settings())
 @MANY
 def test_flags_round_trip(wanted: Settings) -> None:
-    while idle_overrides(wanted):  # would be refused; without it, something else may have no use any more
-        wanted = without_idle(wanted)
+    while unused_overrides(wanted):  # would be refused; without it, something else may have no use any more
+        wanted = without_unused(wanted)
     if wanted.class_order != "efc":  # so would a seed of it
         wanted = dataclasses.replace(wanted, class_seed=None)
     parser, _ = build_parser()

@@ -15,7 +15,7 @@ from efcil.model.images import InputError, Pictures, gather, gather_labelled
 from efcil.model.in_memory import Model, probabilities
 from efcil.model.learning import learn
 from efcil.model.teaching import teach
-from efcil.settings import Settings
+from efcil.settings import TrainingSettings
 
 
 class NotLearnedError(EfcilError, NotFittedError):
@@ -137,10 +137,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         wanted = self._settings()
         return Model.create(wanted, wanted.image_size or pictures.natural_size())
 
-    def _settings(self) -> Settings:
-        return Settings(
+    def _settings(self) -> TrainingSettings:
+        return TrainingSettings(
             method=self.method,
-            dataset=self.preset,
+            preset=self.preset,
             overrides=dict(self.settings or {}),
             device=self.device,
             **{name: getattr(self, name) for name in _SAME},
@@ -218,7 +218,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         kept = model.card.settings
         return cls(
             kept.method,
-            preset=kept.dataset,
+            preset=kept.preset,
             settings=dict(kept.overrides) or None,
             device=device,
             **{name: getattr(kept, name) for name in _SAME},

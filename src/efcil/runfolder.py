@@ -32,11 +32,12 @@ from efcil.environment import environment
 from efcil.errors import EfcilError, RunFolderError
 from efcil.evaluation.metrics import results
 from efcil.files import write_atomically
-from efcil.settings import Settings, identity, label, load_config, scenario_name, to_yaml
-from efcil.settings.grid import RESOLVED_KEY
-from efcil.settings.idle import without_idle
+from efcil.resolution import identity, label, load_config, scenario_name, to_yaml
+from efcil.resolution.config import RESOLVED_KEY
+from efcil.resolution.identity import differences
+from efcil.resolution.unused import without_unused
+from efcil.settings import Settings
 from efcil.settings.options import show
-from efcil.settings.resolution import differences
 
 #: How the files of a model folder are called.
 MODEL = "model"
@@ -113,7 +114,7 @@ class RunFolder:
         What they say beyond today's preset made a difference: a value that was recorded and never used is left out.
         """
         (settings,) = load_config(self.settings_file)
-        return without_idle(settings)
+        return without_unused(settings)
 
     def remove_leftovers(self) -> None:
         """Remove the files that a killed process was about to put into place; nobody else may be writing."""

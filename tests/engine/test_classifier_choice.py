@@ -15,8 +15,9 @@ from efcil.methods import available
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import make_backbone
 from efcil.report import render, table
+from efcil.resolution import identity, label, validate
 from efcil.runfolder import RunFolder, locate
-from efcil.settings import Settings, identity, label, validate
+from efcil.settings import Settings
 
 SHORT = {"method": "efc", "scenario": "custom", "tasks": 2, "epochs": 2, "device": "cpu"}
 

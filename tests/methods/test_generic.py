@@ -35,7 +35,8 @@ from efcil.engine.hardware import switches
 from efcil.engine.trainer import MOST_TERMS, Execution, Trainer
 from efcil.methods import available, bundled
 from efcil.methods.base import Method, Plan
-from efcil.settings import Settings, load_config, options, resolve, to_yaml
+from efcil.resolution import load_config, resolve, to_yaml
+from efcil.settings import Settings, options
 from efcil.settings.options import Option
 
 METHODS = sorted(available())

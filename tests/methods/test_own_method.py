@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from efcil import IncrementalClassifier, methods
 from efcil.cli import main
 from efcil.errors import SettingsError, TrainingError
-from efcil.settings import documentation
+from efcil.resolution.documentation import documentation
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-own-method.md"
 NAMED = """

@@ -9,7 +9,8 @@ import torch
 from checks import SHORT, assert_equal, check_round_trip, clone, short_stream
 from torch.nn import functional
 
-from efcil.settings import Settings, resolve
+from efcil.resolution import resolve
+from efcil.settings import Settings
 
 BASES = ("finetune", "lwf", "efc")
 

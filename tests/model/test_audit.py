@@ -543,7 +543,7 @@ def test_a_model_among_its_images(honest: Path, photos: Path, tmp_path: Path, ca
         ("facts.classes[1].picture", lambda described: described["facts"]["classes"][1].update(picture=PICTURE)),
         ("facts.efcil", lambda described: described["facts"].update(efcil=PICTURE)),
         ("facts.visits[0].note", lambda described: described["facts"]["visits"][0].update(note=[1, 2])),
-        ("facts.settings.data", lambda described: described["facts"]["settings"].update(data="kept")),
+        ("facts.settings.device", lambda described: described["facts"]["settings"].update(device="kept")),
         ("facts.settings.overrides.x", lambda described: described["facts"]["settings"]["overrides"].update(x="y")),
         ("facts.classes[0].label", lambda described: described["facts"]["classes"][0].update(label=PICTURE)),
         (

@@ -15,8 +15,9 @@ from efcil.errors import EfcilError
 from efcil.report import FORMATS, METRICS, Table, matrices_text, matrix_text, paper_value, render, table
 from efcil.report.paper import published
 from efcil.report.render import escape_latex
+from efcil.resolution import identity, label, to_yaml
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import Settings, identity, label, to_yaml
+from efcil.settings import Settings
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "paper" / "tables.csv"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option
 from efcil.errors import printable, some
-from efcil.settings import Settings, options
+from efcil.settings import TrainingSettings, options
 
 DESCRIPTION = """\
 Teach a model the classes of a folder that has one sub-folder of images per class. MODEL is a folder; it is made if it
@@ -27,7 +27,7 @@ SETTINGS = (
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command, its flags made from the fields of Settings."""
+    """Add the command, its flags made from the fields of TrainingSettings."""
     parser = subparsers.add_parser(
         "learn",
         help="teach a model the classes of a folder",
@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--discard", action="store_true", help="throw away a task that was interrupted")
     parser.add_argument("--preset", metavar="DATASET", help="dataset whose recipes are followed (default: folder)")
-    known = options(Settings)
+    known = options(TrainingSettings)
     for name in SETTINGS:
         # One model is learned here, not a grid.
         single = known[name] if name == "overrides" else dataclasses.replace(known[name], nargs=None)
@@ -102,10 +102,10 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("s") else "s")
 
 
-def _wanted(arguments: argparse.Namespace, start: Settings) -> Settings:
+def _wanted(arguments: argparse.Namespace, start: TrainingSettings) -> TrainingSettings:
     """Return the settings to begin with, changed as the command says; the device is this machine's affair."""
     given = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
     given["overrides"] = {**start.overrides, **dict(given.get("overrides", {}))}
     if arguments.preset is not None:
-        given["dataset"] = arguments.preset
+        given["preset"] = arguments.preset
     return dataclasses.replace(start, **{"device": "auto", **given})

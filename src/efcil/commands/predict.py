@@ -12,7 +12,7 @@ from typing import Any
 
 from efcil.commands.parser import add_debug, add_format, add_option, positive
 from efcil.errors import printable
-from efcil.settings import Settings, options
+from efcil.settings import TrainingSettings, options
 
 FORMATS = ("text", "json", "csv")
 
@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--top", type=positive("--top"), default=1, metavar="N", help="classes per image (default: 1)")
     add_format(parser, FORMATS)
-    add_option(parser, options(Settings)["device"])
+    add_option(parser, options(TrainingSettings)["device"])
     add_debug(parser)
     parser.set_defaults(execute=execute)
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, positive, varied
 from efcil.errors import EfcilError, GridError, SettingsError
-from efcil.settings import Settings, expand, options, read_config, validate
-from efcil.settings.grid import VARY_KEY, is_record
-from efcil.settings.idle import refuse_idle, without_idle
-from efcil.settings.model import NAMED_CLASS_ORDERS
-from efcil.settings.resolution import class_order_identity
+from efcil.resolution import expand, read_config, validate
+from efcil.resolution.config import VARY_KEY, is_record
+from efcil.resolution.identity import class_order_identity
+from efcil.resolution.unused import refuse_unused, without_unused
+from efcil.settings import Settings, options
+from efcil.settings.benchmark import NAMED_CLASS_ORDERS
 
 DEFAULT_METHODS = ["efc", "finetune"]
 
@@ -123,9 +124,9 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
     if "class_order" in values:
         values["class_order"] = _class_orders(values["class_order"])
     runs = _validated(_with_seeds_of_use(share_overrides(expand(values)), "class_seed" in given))
-    refuse_idle(runs, typed)
+    refuse_unused(runs, typed)
     # What is of use to other runs of a grid alone is left out.
-    return _distinct([without_idle(run, typed) for run in runs])
+    return _distinct([without_unused(run, typed) for run in runs])
 
 
 def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

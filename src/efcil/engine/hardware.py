@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from efcil.engine.trainer import Execution
 from efcil.errors import SettingsError, TrainingError
-from efcil.settings import Settings
+from efcil.settings import TrainingSettings
 
 PHASES = ("start_up", "train", "statistics", "evaluation")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -24,7 +24,7 @@ MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
-def choose_execution(settings: Settings) -> Execution:
+def choose_execution(settings: TrainingSettings) -> Execution:
     """Return how a run is executed on this machine; what is left open becomes the fastest that applies."""
     device = choose_device(settings.device)
     on_cuda = device.type == "cuda"

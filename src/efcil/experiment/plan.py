@@ -26,8 +26,9 @@ from efcil.experiment.summary import source_digest
 from efcil.methods.base import Task
 from efcil.model.card import made_with
 from efcil.network.resnet import backbone_bytes
+from efcil.resolution import Resolved, identity, resolve
 from efcil.runfolder import RunFolder, locate
-from efcil.settings import Recipe, Resolved, Settings, identity, resolve
+from efcil.settings import Recipe, Settings
 
 _MEGABYTE = 1 << 20
 

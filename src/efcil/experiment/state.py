@@ -17,8 +17,8 @@ from efcil.files import refuse_full
 from efcil.methods.base import Method, Task
 from efcil.model import folder as model_folder
 from efcil.model.card import Card, LearnedClass, Visit, now, training_settings
+from efcil.resolution.identity import differences
 from efcil.settings.options import show
-from efcil.settings.resolution import differences
 
 #: How the state of a run was called before it was a model folder.
 _EARLIER_STEM = "state"

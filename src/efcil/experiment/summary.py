@@ -16,8 +16,9 @@ from efcil.engine import hardware
 from efcil.environment import code, environment
 from efcil.evaluation.metrics import results
 from efcil.methods.base import Method
+from efcil.resolution import label
 from efcil.runfolder import RunFolder
-from efcil.settings import Settings, label
+from efcil.settings import Settings
 
 if TYPE_CHECKING:
     from efcil.experiment.plan import Plan

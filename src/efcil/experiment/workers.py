@@ -25,7 +25,8 @@ from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.environment import COMMAND_VARIABLE, command
 from efcil.errors import TrainingError
 from efcil.experiment.shared_tasks import STEM
-from efcil.settings import Settings, to_yaml
+from efcil.resolution import to_yaml
+from efcil.settings import Settings
 
 POLL_SECONDS = 0.2
 MPS_CONTROL = "nvidia-cuda-mps-control"

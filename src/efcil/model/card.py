@@ -23,7 +23,8 @@ from efcil.engine import hardware
 from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.network.resnet import NETWORKS
-from efcil.settings import Recipe, Resolved, Settings, completed, method_settings
+from efcil.resolution import Resolved
+from efcil.settings import Recipe, TrainingSettings, completed, method_settings
 from efcil.settings.options import build
 
 #: Version of what a card says. Raised when a reader of the version before would misunderstand it.
@@ -40,14 +41,14 @@ LONGEST_NAME = 80
 MOST_CLASSES = 1_000_000
 #: The settings that belong to a model. Device and implementation belong to the machine that uses it.
 KEPT_SETTINGS = (
-    "method", "dataset", "seed", "image_size", "network", "augmentation", "epochs", "first_task_epochs", "batch_size",
+    "method", "preset", "seed", "image_size", "network", "augmentation", "epochs", "first_task_epochs", "batch_size",
     "precision", "classifier", "overrides",
 )  # fmt: skip
 
 
-def training_settings(settings: Settings) -> Settings:
+def training_settings(settings: TrainingSettings) -> TrainingSettings:
     """Return those of the settings that belong to a model."""
-    return Settings(**{name: getattr(settings, name) for name in KEPT_SETTINGS})
+    return TrainingSettings(**{name: getattr(settings, name) for name in KEPT_SETTINGS})
 
 
 class ModelError(EfcilError):
@@ -84,7 +85,7 @@ class Card:
     to resume; a model of one's own has none.
     """
 
-    settings: Settings
+    settings: TrainingSettings
     resolved: Resolved
     image_size: int
     normalisation: Normalisation
@@ -190,7 +191,8 @@ def read_card(facts: Any) -> Card:
 
 
 def _read_known(facts: Mapping[str, Any]) -> Card:
-    wanted = build(Settings, _mapping(facts["settings"]))
+    named = {"dataset": "preset"}  # as format 1 has it
+    wanted = build(TrainingSettings, {named.get(name, name): v for name, v in _mapping(facts["settings"]).items()})
     resolved = _mapping(facts["resolved"])
     cls = methods.get(wanted.method)
     for kind, name, valid in (

@@ -19,9 +19,7 @@ from efcil import methods
 from efcil.engine import checkpoint
 from efcil.model import folder as model_folder
 from efcil.model.card import Card, ModelError
-from efcil.settings import Recipe
-from efcil.settings.model import STAGES
-from efcil.settings.options import options
+from efcil.settings import STAGES, Recipe, options
 
 #: Characters beyond which a text is no name, version or date any more. No folder's name is longer.
 LONGEST_TEXT = 255

@@ -27,14 +27,14 @@ from efcil.files import locked
 from efcil.methods.base import Method
 from efcil.model import folder as model_folder
 from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError, training_settings, versions
-from efcil.settings import Settings, resolve, validate
-from efcil.settings.idle import refuse_idle
-from efcil.settings.resolution import split_overrides
+from efcil.resolution import resolve, split_overrides, validate_training
+from efcil.resolution.unused import refuse_unused
+from efcil.settings import TrainingSettings
 
 PIECE_BYTES = 1 << 24
 LARGEST_PIECE = 128
 #: Settings that are decided with the first task.
-_FIXED = ("method", "dataset", "seed", "network", "augmentation", "image_size")
+_FIXED = ("method", "preset", "seed", "network", "augmentation", "image_size")
 
 
 class Model:
@@ -50,7 +50,7 @@ class Model:
             self.adopt(method)
 
     @classmethod
-    def create(cls, settings: Settings, image_size: int) -> Model:
+    def create(cls, settings: TrainingSettings, image_size: int) -> Model:
         """Return a model that knows no class yet, for images of a size."""
         settings = checked(settings)
         if not methods.get(settings.method).exemplar_free:
@@ -60,7 +60,7 @@ class Model:
             )
         if image_size > LARGEST_IMAGE:
             raise SettingsError(f"Images of {image_size} pixels are too large; the limit is {LARGEST_IMAGE}.")
-        refuse_idle([settings], settings.overrides)
+        refuse_unused([settings], settings.overrides)
         card = Card(
             settings=training_settings(settings),
             resolved=resolve(settings, image_size),
@@ -132,7 +132,7 @@ class Model:
             raise ModelError("The model has not learned any class yet. Let it learn some first.")
         return self.method
 
-    def change(self, settings: Settings) -> None:
+    def change(self, settings: TrainingSettings) -> None:
         """Follow other settings from the next task on; what the first task has decided cannot change."""
         present = self.card.settings
         methods.get(settings.method)
@@ -149,7 +149,7 @@ class Model:
                     "it is, or begin a new model."
                 )
         settings = checked(settings)
-        refuse_idle([settings], [name for name, _ in settings.overrides.items() - present.overrides.items()])
+        refuse_unused([settings], [name for name, _ in settings.overrides.items() - present.overrides.items()])
         if split_overrides(settings)[0] != split_overrides(present)[0]:
             raise ModelError(
                 f"The settings of the method ({present.method}) are decided with the first task and cannot change. "
@@ -165,7 +165,9 @@ class Model:
         later = replace(self.card.resolved.later, **changed)
         fixed = {name: getattr(present, name) for name in _FIXED}
         kept = {name: getattr(settings, name) for name in KEPT_SETTINGS} | fixed
-        self.card = replace(self.card, settings=Settings(**kept), resolved=replace(self.card.resolved, later=later))
+        self.card = replace(
+            self.card, settings=TrainingSettings(**kept), resolved=replace(self.card.resolved, later=later)
+        )
         self._answer = None
         if settings.device != self._device or settings.precision != present.precision:
             self._device = settings.device
@@ -246,15 +248,14 @@ def _other_versions(card: Card) -> str:
     return " and ".join(changed)
 
 
-def checked(settings: Settings) -> Settings:
+def checked(settings: TrainingSettings) -> TrainingSettings:
     """Check every name in the settings; return them with the types of the overrides settled."""
     if settings.classifier == classifiers.ALL:
         raise SettingsError(
             "A model tells classes apart in one way; all of them are compared in experiments (`efcil run`). Choose one "
             "classifier, or auto."
         )
-    # As for a folder of images, whatever the preset: images come from anywhere and have any size.
-    return replace(validate(replace(settings, dataset="folder", data=".")), dataset=settings.dataset, data=None)
+    return validate_training(settings)
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:

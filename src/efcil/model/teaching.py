@@ -16,7 +16,7 @@ from efcil.model.card import ModelError
 from efcil.model.images import Pictures
 from efcil.model.in_memory import Model
 from efcil.model.learning import Keep, learn, needed_bytes, refuse_lookalikes, refuse_lost, unfinished_task
-from efcil.settings import Settings
+from efcil.settings import TrainingSettings
 
 #: More images are blended in at once or not at all: there is no middle to save.
 _STOPPING_MORE = "Stopping; the model stays as it was"
@@ -27,7 +27,7 @@ def teach(
     folder: Path,
     pictures: Pictures,
     labels: Sequence[Hashable],
-    wanted: Callable[[Settings], Settings],
+    wanted: Callable[[TrainingSettings], TrainingSettings],
     *,
     model: Model | None = None,
     device: str = "auto",
@@ -68,7 +68,7 @@ def _opened(
     folder: Path,
     pictures: Pictures,
     labels: Sequence[Hashable],
-    wanted: Callable[[Settings], Settings],
+    wanted: Callable[[TrainingSettings], TrainingSettings],
     model: Model | None,
     device: str,
     discard: bool,
@@ -81,7 +81,7 @@ def _opened(
             raise ModelError(f"{folder} holds another model, or another state of this one. Choose another folder.")
         model = found
     elif model is None:
-        settings = wanted(Settings(dataset="folder", classifier="auto") if begun is None else begun.settings)
+        settings = wanted(TrainingSettings(classifier="auto") if begun is None else begun.settings)
         natural = pictures.natural_size() if begun is None else begun.image_size
         return Model.create(settings, settings.image_size or natural)
     if begun is None or begun.visits != model.card.visits:  # that one was finished, and not yet removed

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from efcil.errors import SettingsError, unknown
-from efcil.settings.model import Recipe
 from efcil.settings.options import build, show
+from efcil.settings.recipe import Recipe
 
 FIRST_TASK = "first_task"
 _KEYS = ("network", "augmentation", "by_image_size", "named_by_data", "first_task", "later", "methods")
@@ -27,7 +27,7 @@ class SizeChoice:
     up_to: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Preset:
     """Network, augmentation and recipes of one dataset, and where its benchmark reads a method in a way of its own."""
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from efcil.errors import EfcilError
 from efcil.report.paper import PaperValue, paper_value
+from efcil.resolution import label
+from efcil.resolution.identity import differences
 from efcil.runfolder import RunFolder
-from efcil.settings import label
-from efcil.settings.resolution import differences
 
 # Name in summary.json -> heading. Accuracies and forgetting are in percent.
 METRICS = {

@@ -1,39 +1,25 @@
-"""What a run is. One typed definition gives the flags, the YAML files and the documentation."""
+"""What a model or a run is described by. One typed definition gives the flags, the YAML files and the documentation.
+
+Nothing here knows of methods, presets or datasets: what settings come to is the business of `efcil.resolution`.
+"""
 
 from __future__ import annotations
 
-from efcil.settings.grid import GRID_FIELDS, expand, load_config, read_config, to_yaml
-from efcil.settings.model import NAMED_CLASS_ORDERS, Recipe, Settings
+from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
 from efcil.settings.options import Option, coerce, completed, method_settings, option, options
-from efcil.settings.resolution import Resolved, identity, label, resolve, scenario_name, validate
+from efcil.settings.recipe import STAGES, Recipe
+from efcil.settings.training import TrainingSettings
 
 __all__ = [
-    "GRID_FIELDS",
     "NAMED_CLASS_ORDERS",
+    "STAGES",
     "Option",
     "Recipe",
-    "Resolved",
     "Settings",
+    "TrainingSettings",
     "coerce",
     "completed",
-    "documentation",
-    "expand",
-    "identity",
-    "label",
-    "load_config",
     "method_settings",
     "option",
     "options",
-    "read_config",
-    "resolve",
-    "scenario_name",
-    "to_yaml",
-    "validate",
 ]
-
-
-def documentation() -> str:
-    """Return the text of docs/settings.md, made from the definitions."""
-    from efcil.settings.documentation import documentation as write
-
-    return write()

@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeVar, Union
 
 from efcil.errors import SettingsError, unknown
@@ -15,6 +16,7 @@ from efcil.errors import SettingsError, unknown
 Instance = TypeVar("Instance")
 
 _KEY = "efcil"
+_PLACE = "efcil after"
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 
@@ -42,7 +44,7 @@ class Option:
         """The command-line spelling, such as `--first-task-epochs`."""
         return self.flag or "--" + self.name.replace("_", "-")
 
-    @property
+    @cached_property
     def expected(self) -> str:
         """What a value must be, in words."""
         if self.choices is not None:
@@ -69,6 +71,10 @@ class Option:
         return converted
 
 
+# Type hints take long to read, and every instance of a settings class asks for them.
+_read: dict[type, Mapping[str, Option]] = {}
+
+
 def option(
     default: Any,
     help: str,
@@ -82,12 +88,14 @@ def option(
     before: Any = None,
     needs: tuple[str, Any] | None = None,
     unless: tuple[str, Any] | None = None,
+    after: str | None = None,
 ) -> Any:
     """Return a dataclass field that carries its documentation. Mutable defaults are copied for every instance.
 
     `before` is what records from before this setting existed mean by not having it, where that is not the default.
     `needs` names another setting, and the value (or tuple of values) without which this one is of no consequence;
-    `unless` names one, and the value beside which this one is of none.
+    `unless` names one, and the value beside which this one is of none. `after` names the inherited setting that this
+    one and those defined below it are listed behind; without it they come after all that are inherited.
     """
     if needs is not None and not isinstance(needs[1], tuple):
         needs = (needs[0], (needs[1],))
@@ -103,7 +111,8 @@ def option(
             "before": before,
             "needs": needs,
             "unless": unless,
-        }
+        },
+        _PLACE: after,
     }
     if isinstance(default, dict | list):
         copy = type(default)
@@ -111,18 +120,30 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def options(cls: type) -> dict[str, Option]:
-    """Return the options of a dataclass by name, in the order of definition."""
+def options(cls: type) -> Mapping[str, Option]:
+    """Return the options of a dataclass by name, in the order in which they are listed everywhere."""
+    if cls not in _read:
+        _read[cls] = types.MappingProxyType({each.name: each for each in _read_options(cls)})
+    return _read[cls]
+
+
+def _read_options(cls: type) -> list[Option]:
     hints = typing.get_type_hints(cls)
-    found = {}
+    found: list[Option] = []
+    place = 0
     for field in dataclasses.fields(cls):
+        if not field.init:  # follows from others
+            continue
         default = field.default
         if default is dataclasses.MISSING:
             default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
         known = dict(field.metadata.get(_KEY, {"help": ""}))
         if known.get("choices") is None:
             known["choices"] = _literal_choices(hints[field.name])
-        found[field.name] = Option(name=field.name, annotation=hints[field.name], default=default, **known)
+        if (after := field.metadata.get(_PLACE)) is not None:
+            place = [each.name for each in found].index(after) + 1
+        found.insert(place, Option(name=field.name, annotation=hints[field.name], default=default, **known))
+        place += 1
     return found
 
 

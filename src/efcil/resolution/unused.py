@@ -7,29 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from efcil.errors import SettingsError
-from efcil.settings.model import Recipe, Settings
+from efcil.resolution.resolve import resolve
 from efcil.settings.options import options, show
-from efcil.settings.resolution import resolve
+from efcil.settings.recipe import Recipe
+from efcil.settings.training import TrainingSettings
+
+Given = TypeVar("Given", bound=TrainingSettings)
 
 
-def refuse_idle(runs: Sequence[Settings], names: Collection[str]) -> None:
+def refuse_unused(runs: Sequence[TrainingSettings], names: Collection[str]) -> None:
     """Raise if one of the overrides called `names` would change nothing in any of the runs."""
     for name in sorted(names):
-        reasons = [idle_overrides(run).get(name) for run in runs if name in run.overrides]
+        reasons = [unused_overrides(run).get(name) for run in runs if name in run.overrides]
         if reasons and all(reasons):
             raise SettingsError(f"Setting {name!r} would change nothing: {reasons[0]}, or leave it out.")
 
 
-def without_idle(settings: Settings, names: Collection[str] | None = None) -> Settings:
+def without_unused(settings: Given, names: Collection[str] | None = None) -> Given:
     """Return the same run without those of its overrides (called `names`, if given) that change nothing in it."""
-    idle = [name for name in idle_overrides(settings) if names is None or name in names]
-    return replace(settings, overrides={name: value for name, value in settings.overrides.items() if name not in idle})
+    unused = [name for name in unused_overrides(settings) if names is None or name in names]
+    return replace(
+        settings, overrides={name: value for name, value in settings.overrides.items() if name not in unused}
+    )
 
 
-def idle_overrides(settings: Settings) -> dict[str, str]:
+def unused_overrides(settings: TrainingSettings) -> dict[str, str]:
     """Return the overrides of a run that ask for something and change nothing, each with the reason and a way out."""
     resolved = resolve(settings)
     found = {}

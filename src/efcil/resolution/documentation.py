@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the definitions: `python -m efcil.settings.documentation docs/settings.md`."""
+"""Writes docs/settings.md from the definitions: `python -m efcil.resolution.documentation docs/settings.md`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from efcil.settings.grid import GRID_FIELDS
-from efcil.settings.model import Recipe, Settings
+from efcil.resolution.config import GRID_FIELDS
+from efcil.settings.benchmark import Settings
 from efcil.settings.options import Option, options, show
+from efcil.settings.recipe import Recipe
 
 _INTRODUCTION = """\
 # Settings
 
-This page is made from the definitions in the code; change those and run `python -m efcil.settings.documentation
+This page is made from the definitions in the code; change those and run `python -m efcil.resolution.documentation
 docs/settings.md`.
 
 A run is described by the settings below, on the command line (`efcil run --seed 0 1 2`) or in a file.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +10,11 @@ from typing import Any
 import yaml
 
 from efcil.errors import SettingsError, unknown
-from efcil.settings.model import CUSTOM, STAGES, Recipe, Settings, flat_overrides
+from efcil.resolution.identity import pin
+from efcil.settings.benchmark import CUSTOM, Settings
 from efcil.settings.options import options
+from efcil.settings.recipe import STAGES, Recipe
+from efcil.settings.training import flat_overrides
 
 # The order of the product: methods change fastest, so that runs which share a first task follow each other.
 GRID_FIELDS = ("dataset", "scenario", "class_order", "class_seed", "seed", "method")
@@ -42,10 +44,8 @@ def read_config(path: Path | str) -> dict[str, Any]:
     several = VARY_KEY in checked or any(isinstance(value, list) for value in checked.values())
     if several or not isinstance(resolved, Mapping):
         raise SettingsError(f"{path}: 'resolved' belongs to the record of one run; remove it to write a settings file.")
-    from efcil.settings.resolution import pin
-
     pinned = pin(Settings(**checked), resolved, path)
-    return {field.name: getattr(pinned, field.name) for field in dataclasses.fields(Settings)}
+    return {name: getattr(pinned, name) for name in options(Settings)}
 
 
 def is_record(path: Path | str) -> bool:
@@ -140,7 +140,7 @@ def _choices(varied: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 def to_yaml(settings: Settings, resolved: Mapping[str, Any] | None = None) -> str:
     """Write settings as YAML that `read_config` reads back exactly; `resolved` is added below them."""
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    values = {name: getattr(settings, name) for name in options(Settings)}
     text = _dump(values)
     if resolved is not None:
         text += "\n# What the preset and the method's defaults made of it.\n" + _dump({RESOLVED_KEY: dict(resolved)})

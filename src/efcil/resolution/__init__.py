@@ -1,0 +1,27 @@
+"""What settings come to: defaults filled in, names checked, runs named and told apart, YAML read and written."""
+
+from __future__ import annotations
+
+from efcil.resolution.config import GRID_FIELDS, expand, load_config, read_config, to_yaml
+from efcil.resolution.identity import differences, identity, pin
+from efcil.resolution.naming import label, scenario_name
+from efcil.resolution.resolve import Resolved, resolve, split_overrides
+from efcil.resolution.validation import validate, validate_training
+
+__all__ = [
+    "GRID_FIELDS",
+    "Resolved",
+    "differences",
+    "expand",
+    "identity",
+    "label",
+    "load_config",
+    "pin",
+    "read_config",
+    "resolve",
+    "scenario_name",
+    "split_overrides",
+    "to_yaml",
+    "validate",
+    "validate_training",
+]

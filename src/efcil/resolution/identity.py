@@ -1,0 +1,110 @@
+"""What tells runs apart: everything that decides the result of one, as plain values."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from efcil import presets
+from efcil.errors import SettingsError
+from efcil.resolution.naming import scenario_name
+from efcil.resolution.resolve import resolve
+from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
+from efcil.settings.options import completed, options, show
+from efcil.settings.recipe import STAGES, Recipe
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """Return everything that decides the result of a run, as plain values: equal identities are the same run."""
+    resolved = resolve(settings)
+    by_name = {
+        "method": settings.method,
+        "dataset": settings.dataset,
+        "scenario": scenario_name(settings),
+        "seed": settings.seed,
+        "class_seed": settings.effective_class_seed,
+        "class_order": class_order_identity(settings.class_order),
+        "held_out": settings.held_out,
+        "image_size": settings.image_size,
+        "network": resolved.network,
+        "augmentation": resolved.augmentation,
+        "precision": settings.precision,
+        "path": settings.path,
+        "deterministic": settings.deterministic,
+    }
+    if settings.classifier != options(Settings)["classifier"].default:
+        by_name["classifier"] = settings.classifier
+    if presets.load_preset(settings.preset).named_by_data and settings.data is not None:
+        by_name["data"] = str(Path(settings.data).expanduser().absolute())
+    for stage in STAGES:
+        by_name[stage] = _as_plain(getattr(resolved, stage))
+    by_name["method_settings"] = _as_plain(resolved.method)
+    return by_name
+
+
+def _as_plain(instance: Any) -> dict[str, Any]:
+    values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def class_order_identity(class_order: str) -> str:
+    """Return what tells a class order from others: its name, or a digest of what its file says."""
+    if class_order in NAMED_CLASS_ORDERS:
+        return class_order
+    path = Path(class_order).expanduser()
+    if not path.is_file():
+        return class_order
+    # The order is what the file says, wherever it lies.
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return what differs between two identities: dotted name -> (stored, wanted)."""
+    old, new = _flatten(_completed(stored)), _flatten(_completed(wanted))
+    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+
+
+def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an identity with the settings that did not exist when it was written."""
+    from efcil import methods
+
+    known: dict[str, type] = dict.fromkeys(STAGES, Recipe)
+    with contextlib.suppress(SettingsError):  # a method that is not there any more: what is stored is all there is
+        known["method_settings"] = methods.get(str(stored.get("method")))
+    parts = {name: completed(cls, stored[name]) for name, cls in known.items() if isinstance(stored.get(name), Mapping)}
+    return {**stored, **parts}
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def pin(settings: Settings, stored: Mapping[str, Any], source: Path) -> Settings:
+    """Return settings that come to the identity `stored`, whatever presets and defaults have become since."""
+    fields: dict[str, Any] = {}
+    overrides = dict(settings.overrides)
+    for name, (old, _) in differences(stored, identity(settings)).items():
+        group, _, field = name.partition(".")
+        if group in STAGES:
+            overrides[name] = old
+        elif group == "method_settings":
+            overrides[field] = old
+        elif name in ("network", "augmentation"):
+            fields[name] = old
+        elif name != "data":
+            raise SettingsError(
+                f"{source}: {name} was {show(old)} when this was written, and its settings no longer lead there. "
+                "Restore the class order file it names, or remove the part called 'resolved'."
+            )
+    return replace(settings, **fields, overrides=overrides)

@@ -1,0 +1,83 @@
+"""How runs are called in folders and tables.
+
+A name compares what settings come to, not how they were written: `--epochs 100` where the preset says 100 is the plain
+run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from efcil import presets
+from efcil.resolution.resolve import resolve, typed_overrides
+from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
+from efcil.settings.options import options, show
+
+LONGEST_LABEL = 80
+_FROM_PRESET = ("network", "augmentation", "epochs", "first_task_epochs", "batch_size")
+
+
+def scenario_name(settings: Settings) -> str:
+    """Return the scenario's name in folders and tables, such as `cs10` or `custom-7-first-20`."""
+    if settings.tasks is None:
+        return settings.scenario
+    first = "" if settings.first_task_classes is None else f"-first-{settings.first_task_classes}"
+    return f"{settings.scenario}-{settings.tasks}{first}"
+
+
+def label(settings: Settings, *, whole: bool = False) -> str:
+    """Return the method's name in folders and tables: the plain name, plus whatever differs from the preset.
+
+    Dataset, scenario and seed have places of their own and do not appear; neither does what only says where or how
+    safely a run is computed. (A device decides the precision that `auto` stands for: the report notes such seeds.)
+    A long name ends in a digest instead, for the sake of folders, unless the `whole` of it is asked for.
+    """
+    settings = _simplify(settings)
+    defaults = {name: known.default for name, known in options(Settings).items()}
+    parts = [f"{name}={show(value)}" for name, value in sorted(settings.overrides.items())]
+    if presets.load_preset(settings.preset).named_by_data and settings.data is not None:
+        parts.append(f"data={Path(settings.data).name}")
+    for name in ("class_order", "class_seed", "held_out", "image_size", "classifier", *_FROM_PRESET):
+        value = getattr(settings, name)
+        if value != defaults[name]:
+            is_file = name == "class_order" and value not in NAMED_CLASS_ORDERS
+            parts.append(f"{name}={Path(value).stem if is_file else show(value)}")
+    for name in ("precision", "path", "deterministic"):
+        if getattr(settings, name) != defaults[name]:
+            parts.append(f"{name}={show(getattr(settings, name))}")
+    text = "+".join([settings.method, *map(_for_folders, parts)])
+    if whole or len(text) <= LONGEST_LABEL:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text[: LONGEST_LABEL - 9].rstrip("+=,.-") + "-" + digest
+
+
+def _for_folders(part: str) -> str:
+    """Return part of a label in characters that any folder's name may have; what is lost by that, a digest stands for.
+
+    Spaces may become hyphens without one, and the exponents of large numbers lose their plus: 1e+06 is 1e06.
+    """
+    part = re.sub(r"(?<=\de)\+(?=\d)", "", re.sub(r"\s+", "-", part))
+    plain = re.sub(r"[^\w.=,-]+", "-", part, flags=re.ASCII)
+    return plain if plain == part else f"{plain}-{hashlib.sha256(part.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def _simplify(settings: Settings) -> Settings:
+    """Drop, one after the other, the settings that say what would be so anyway."""
+    target = resolve(settings)
+    typed = typed_overrides(settings, target)
+    settings = replace(settings, overrides=typed)
+    for name in typed:
+        without = replace(settings, overrides={k: v for k, v in settings.overrides.items() if k != name})
+        if resolve(without) == target:
+            settings = without
+    for name in (name for name in _FROM_PRESET if getattr(settings, name) is not None):
+        open_again: dict[str, Any] = {name: None}
+        without = replace(settings, **open_again)
+        if resolve(without) == target:
+            settings = without
+    return settings

@@ -1,0 +1,134 @@
+"""What settings come to once the preset and the method's defaults are filled in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from efcil import presets
+from efcil.errors import SettingsError, unknown
+from efcil.settings.options import Option, method_settings, options
+from efcil.settings.recipe import STAGES, Recipe
+from efcil.settings.training import TrainingSettings
+
+if TYPE_CHECKING:
+    from efcil.methods import Method  # needs torch, which help texts do without
+
+# A run asks for the same settings many times (its label, its identity, its record), a grid for a few hundred others.
+_MOST_KEPT = 1000
+_kept: dict[tuple[Any, ...], Resolved] = {}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings with nothing left open, except where a preset chooses by the size of images not yet loaded."""
+
+    network: str | None
+    augmentation: str | None
+    first_task: Recipe
+    later: Recipe
+    method: Any
+
+
+def resolve(settings: TrainingSettings, image_size: int | None = None) -> Resolved:
+    """Fill in preset and method defaults. Settings that were resolved before are not worked out again.
+
+    `image_size` is the size the loaded images have. Without it, a preset that chooses by size leaves network and
+    augmentation at None unless the settings name them or the size.
+    """
+    from efcil import methods
+
+    cls = methods.get(settings.method)
+    preset = presets.load_preset(settings.preset)
+    # The text tells 1 from True and "1", which are equal or mean the same to some settings and not to others.
+    key = (cls, preset, image_size, repr(settings))
+    resolved = _kept.get(key)
+    if resolved is None:
+        resolved = _resolve(settings, cls, preset, image_size)
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        _kept[key] = resolved
+    # A method of one's own may change its settings; those of another run must not change with them.
+    return replace(resolved, method=copy.copy(resolved.method))
+
+
+def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Preset, image_size: int | None) -> Resolved:
+    own, stages = split_overrides(settings)
+    _refuse_misplaced(own, cls, options(type(settings)))
+    method = method_settings(cls, {**preset.methods.get(settings.method, {}), **own})
+    family = cls.recipe_family(method)
+    first_epochs = settings.epochs if settings.first_task_epochs is None else settings.first_task_epochs
+    recipes = {
+        "first_task": _adjust(preset.first_task, first_epochs, settings.batch_size, stages["first_task"], "first_task"),
+        "later": _adjust(preset.later(family), settings.epochs, settings.batch_size, stages["later"], "later"),
+    }
+    size = settings.image_size if image_size is None else image_size
+    return Resolved(
+        network=settings.network or preset.network(size),
+        augmentation=settings.augmentation or preset.augmentation(size),
+        method=method,
+        **recipes,
+    )
+
+
+def _refuse_misplaced(overrides: Mapping[str, Any], cls: type, known: Mapping[str, Option]) -> None:
+    """Raise where something of a recipe, or of the settings `known`, is given as if it were the method's."""
+    for name in overrides:
+        if name in options(getattr(cls, "Settings", Recipe)):
+            continue
+        if name in STAGES:
+            raise SettingsError(f"{name!r} is a recipe, of which one value at a time is set, such as {name}.epochs.")
+        if name in known and name not in options(Recipe):
+            raise SettingsError(
+                f"{name!r} is no setting of a method. Give it as {known[name].flags}, or by its name in a file."
+            )
+        if name in options(Recipe):
+            both = f", or {known[name].flags} for both" if name in known else ""
+            raise SettingsError(
+                f"{name!r} is part of a recipe: first_task.{name} is for the first task, later.{name} for the others"
+                f"{both}."
+            )
+
+
+def split_overrides(settings: TrainingSettings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Separate the method's own settings from those of the recipes (`first_task.` and `later.`)."""
+    own: dict[str, Any] = {}
+    stages: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
+    for name, value in settings.overrides.items():
+        stage, dot, field = name.partition(".")
+        if not dot:
+            own[name] = value
+        elif stage in stages:
+            stages[stage][field] = value
+        else:
+            raise unknown("group of settings", stage, STAGES)
+    return own, stages
+
+
+def _adjust(
+    recipe: Recipe, epochs: int | None, batch_size: int | None, overrides: Mapping[str, Any], stage: str
+) -> Recipe:
+    known = options(Recipe)
+    checked: dict[str, Any] = {}
+    for name, value in overrides.items():
+        if name not in known:
+            raise unknown(f"setting of {stage}", name, known)
+        checked[name] = known[name].check(value)
+    epochs = checked.pop("epochs", epochs)
+    if epochs is not None:
+        recipe = recipe.with_epochs(epochs)
+    if batch_size is not None:
+        recipe = replace(recipe, batch_size=batch_size)
+    return replace(recipe, **checked)
+
+
+def typed_overrides(settings: TrainingSettings, resolved: Resolved) -> dict[str, Any]:
+    """Return the overrides as the values that they came to: `"5"` for a number is 5.0."""
+
+    def value(name: str) -> Any:
+        stage, dot, field = name.partition(".")
+        return getattr(getattr(resolved, stage), field) if dot else getattr(resolved.method, name)
+
+    return {name: value(name) for name in settings.overrides}

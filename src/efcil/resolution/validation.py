@@ -1,0 +1,51 @@
+"""The check of every name in settings, before anything is trained."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from efcil.errors import SettingsError, unknown
+from efcil.resolution.resolve import resolve, typed_overrides
+from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
+from efcil.settings.training import TrainingSettings
+
+Given = TypeVar("Given", bound=TrainingSettings)
+
+
+def validate(settings: Settings) -> Settings:
+    """Check every name in the settings of a run; return them with the overrides' types settled."""
+    from efcil.data.scenario import SCENARIOS
+    from efcil.data.sources import SourceOptions, sources
+
+    if settings.dataset not in sources():
+        raise unknown("dataset", settings.dataset, sources())
+    if settings.scenario not in SCENARIOS:
+        raise unknown("scenario", settings.scenario, SCENARIOS)
+    data = None if settings.data is None else Path(settings.data).expanduser()
+    sources()[settings.dataset].check(data, SourceOptions(held_out=settings.held_out, image_size=settings.image_size))
+    if settings.class_order not in NAMED_CLASS_ORDERS and not Path(settings.class_order).expanduser().is_file():
+        problem = unknown("class order", settings.class_order, NAMED_CLASS_ORDERS)
+        raise SettingsError(f"{problem} It is not a file either.")
+    return validate_training(settings)
+
+
+def validate_training(settings: Given) -> Given:
+    """Check every name in what a model is trained with; return it with the overrides' types settled."""
+    from efcil import methods
+    from efcil.core import classifiers
+    from efcil.data.augment import AUGMENTATIONS
+    from efcil.network.resnet import NETWORKS
+
+    classifiers.check(settings.classifier, settings.method, methods.get(settings.method).keeps)
+    for kind, name, valid in (
+        ("network", settings.network, NETWORKS),
+        ("augmentation", settings.augmentation, AUGMENTATIONS),
+    ):
+        if name is not None and name not in valid:
+            raise unknown(kind, name, valid)
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", settings.device):
+        raise unknown("device", settings.device, ("auto", "cpu", "cuda", "cuda:0"))
+    return replace(settings, overrides=typed_overrides(settings, resolve(settings)))

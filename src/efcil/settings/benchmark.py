@@ -1,0 +1,90 @@
+"""Settings: what describes one run of a benchmark, beside how it is trained: dataset, class order and tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from efcil.errors import SettingsError
+from efcil.settings.options import option
+from efcil.settings.training import TrainingSettings
+
+CUSTOM = "custom"
+NAMED_CLASS_ORDERS = ("efc", "icarl", "efc-imagenet", "natural")
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """Everything that describes one run; what is left open comes from the dataset's preset."""
+
+    # Not to be chosen: a benchmark is trained with the preset of its dataset.
+    preset: str = dataclasses.field(default="", init=False, repr=False, compare=False)
+    dataset: str = option("digits", "Dataset; see `efcil data`.", nargs="+", group="what to run", after="method")
+    scenario: str = option(
+        "cs5",
+        "How classes become tasks: ws5, ws10, ws20 (a large first task, then N steps), cs5, cs10, cs20 (N equal "
+        "tasks), or custom, which giving the number of tasks implies.",
+        nargs="+",
+        group="what to run",
+    )
+    data: str | None = option(
+        None,
+        "File or folder that holds the dataset; bundled and downloaded ones need none.",
+        group="what to run",
+        after="seed",
+    )
+    tasks: int | None = option(
+        None, "Number of tasks, for a scenario of your own instead of a named one.", group="scenario", minimum=1
+    )
+    first_task_classes: int | None = option(
+        None,
+        "Classes in the first task of a scenario of your own; later tasks share the rest.",
+        group="scenario",
+        minimum=1,
+    )
+    class_order: str = option(
+        "efc",
+        "Order of the classes: efc (the shuffle of the paper's authors), icarl (seed 1993), efc-imagenet "
+        "(theirs of ImageNet-1K, one for all seeds), natural, or a file.",
+        nargs="+",
+        group="scenario",
+    )
+    class_seed: int | None = option(
+        None, "Seed of the class order; where not given it follows the seed.", nargs="+", group="scenario", minimum=0
+    )
+    held_out: float | None = option(
+        None,
+        "Share of each class's training images that is tested on instead of being trained on: in place of the "
+        "dataset's test images, to choose settings without them, or because it has none (folder).",
+        group="data",
+        minimum=0,
+        maximum=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "preset", self.dataset)
+        if self.held_out is not None and not 0 < self.held_out < 1:
+            raise SettingsError(
+                f"Setting 'held_out' must lie between 0 and 1 (0.2 keeps a fifth), but it is {self.held_out:g}."
+            )
+        self._check_scenario()
+
+    def _check_scenario(self) -> None:
+        if self.scenario == CUSTOM and self.tasks is None:
+            raise SettingsError("A custom scenario needs the number of its tasks: give tasks (--tasks N).")
+        if self.tasks is None and self.first_task_classes is not None:
+            raise SettingsError(
+                "Setting 'first_task_classes' describes a scenario of your own and needs the number of tasks too: "
+                "give tasks as well (--tasks N), or leave it out and use a named scenario."
+            )
+        if self.tasks is not None and self.scenario != CUSTOM:
+            raise SettingsError(
+                f"Scenario {self.scenario!r} has its own tasks, so their number cannot be set. "
+                f"Leave out the scenario or the tasks, or set the scenario to {CUSTOM}."
+            )
+
+    @property
+    def effective_class_seed(self) -> int:
+        """The seed of the class order: `class_seed`, or the seed where that is none."""
+        return self.seed if self.class_seed is None else self.class_seed

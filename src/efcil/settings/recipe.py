@@ -1,0 +1,52 @@
+"""Recipe: how the network is optimised during a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from efcil.errors import SettingsError
+from efcil.settings.options import option, settle
+
+#: The two recipes of a run or a model, as overrides name them: `first_task.epochs`, `later.epochs`.
+STAGES = ("first_task", "later")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the network is optimised during a task."""
+
+    optimiser: str = option("adam", "Optimiser; weight decay is coupled L2 in both.", choices=("adam", "sgd"))
+    learning_rate: float = option(1e-3, "Learning rate at the start of the task.", minimum=0)
+    backbone_learning_rate: float | None = option(
+        None, "Learning rate of the backbone where it differs from that of the heads.", minimum=0
+    )
+    momentum: float = option(0.0, "Momentum of SGD; Adam ignores it.", minimum=0, maximum=1)
+    weight_decay: float = option(2e-4, "L2 penalty added to the gradient.", minimum=0)
+    epochs: int = option(100, "Passes over the task's images.", minimum=1)
+    schedule: str = option("constant", "How the learning rate changes.", choices=("steps", "cosine", "constant"))
+    milestones: tuple[int, ...] = option((), "Epochs after which schedule 'steps' lowers the learning rate.", minimum=1)
+    decay: float = option(0.1, "Factor applied at every milestone.", minimum=0)
+    batch_size: int = option(64, "Images in a training step, before rotations.", minimum=1)
+    rotations: bool = option(False, "Add three rotated copies of every class as classes of their own.")
+
+    def __post_init__(self) -> None:
+        settle(self)
+        if any(later <= earlier for earlier, later in zip(self.milestones, self.milestones[1:], strict=False)):
+            raise SettingsError(f"Setting 'milestones' must grow, but it is {list(self.milestones)}.")
+
+    def with_epochs(self, epochs: int) -> Recipe:
+        """Return the recipe for another number of epochs, its milestones moved in proportion.
+
+        Milestones stay distinct and inside the training as long as there are more epochs than milestones;
+        with fewer epochs the last ones, which could no longer change anything, are dropped.
+        """
+        if epochs == self.epochs:
+            return self
+        scaled: list[int] = []
+        for milestone in self.milestones:
+            earliest = scaled[-1] + 1 if scaled else 1
+            scaled.append(max(earliest, round(milestone * epochs / self.epochs)))
+        for place in range(1, len(scaled) + 1):
+            latest = max(epochs - place, len(scaled) - place + 1)
+            scaled[-place] = min(scaled[-place], latest)
+        return replace(self, epochs=epochs, milestones=tuple(m for m in scaled if m < epochs))

@@ -1,0 +1,92 @@
+"""TrainingSettings: what training depends on, wherever the images come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from efcil.settings.options import option, settle
+from efcil.settings.recipe import STAGES
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """What a model is trained with; what is left open comes from the preset."""
+
+    method: str = option("efc", "Method to train; see `efcil methods`.", nargs="+", group="what to run")
+    preset: str = option("folder", "Dataset whose recipes are followed.", group="training")
+    seed: int = option(0, "Seed of everything random in training.", nargs="+", group="what to run", minimum=0)
+    image_size: int | None = option(
+        None,
+        "Side of the images in pixels, where the dataset lets it be chosen (folder: that of its images, at most 224).",
+        group="data",
+        minimum=1,
+    )
+    network: str | None = option(
+        None,
+        "Backbone; where not given, the preset's: resnet18-small (for 32 and 64 pixels), resnet18 (for 224), slim (for "
+        "small images on a CPU).",
+        group="training",
+    )
+    augmentation: str | None = option(
+        None,
+        "Training augmentation; where not given, the preset's: none, shift, crop-flip, crop-flip-8 (padded by 4 and 8 "
+        "pixels), padded-resized-crop (EFC's for CIFAR-100), resized-crop.",
+        group="training",
+    )
+    epochs: int | None = option(
+        None,
+        "Epochs of every task, the first one too unless first_task_epochs is given. Milestones move in proportion.",
+        group="training",
+        minimum=1,
+    )
+    first_task_epochs: int | None = option(None, "Epochs of the first task alone.", group="training", minimum=1)
+    batch_size: int | None = option(None, "Images in a training step, for every task.", group="training", minimum=1)
+    classifier: str = option(
+        "own",
+        "What tells classes apart at test time: own (the method's way), heads, or one built from the class statistics "
+        "that the method keeps: rebalanced, nearest-mean, mahalanobis, bayes, lda, ridge, svm; auto is rebalanced for "
+        "methods that decide by heads, where it is possible, else own. With all, the method's way counts and the "
+        "others are measured beside it. Training does not depend on it.",
+        group="evaluation",
+    )
+    device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, or a certain GPU: cuda:1.", group="hardware")
+    precision: str = option(
+        "auto",
+        "auto is bf16 on a GPU and fp32 on a CPU. tf32 is fp32 with the convolutions of a GPU as PyTorch computes them "
+        "unless told otherwise: from numbers rounded to ten binary places; on a CPU it is fp32.",
+        choices=("auto", "fp32", "tf32", "bf16"),
+        group="hardware",
+    )
+    path: str = option(
+        "auto",
+        "Implementation of the training step; auto takes the fused one where it applies.",
+        choices=("auto", "plain", "fused"),
+        group="hardware",
+    )
+    deterministic: bool = option(False, "Only operations that repeat bit for bit; slower on a GPU.", group="hardware")
+    overrides: Mapping[str, Any] = option(
+        {},
+        "Settings of the method (efm_weight=5) or of the recipes (first_task.learning_rate=0.01, later.epochs=20).",
+        flag="--set",
+        nargs="+",
+        group="training",
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", flat_overrides(self.overrides))
+        settle(self)
+
+
+def flat_overrides(overrides: Any) -> Any:
+    """Return overrides with the values of a stage under dotted names: {later: {epochs: 5}} is {later.epochs: 5}."""
+    if not isinstance(overrides, Mapping):
+        return overrides  # for `settle` to refuse
+    flat: dict[Any, Any] = {}
+    for name, value in overrides.items():
+        if name in STAGES and isinstance(value, Mapping):
+            flat.update({f"{name}.{field}": each for field, each in value.items()})
+        else:
+            flat[name] = value
+    return flat
