@@ -32,8 +32,7 @@ def add_parser(subparsers: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print the model's card and inventory."""
     from efcil.model import format
-    from efcil.model.audit import inventory
-    from efcil.model.contents import extras
+    from efcil.model.contents import extras, inventory
 
     folder = arguments.model.expanduser()
     card, tensors = format.read_raw(folder)
