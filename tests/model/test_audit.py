@@ -460,6 +460,17 @@ def test_files_that_are_no_part_of_a_model(honest: Path, photos: Path, tmp_path:
     assert json.loads(capsys.readouterr().out)["other_files"] == files
 
 
+def test_names_of_files_do_not_reach_the_terminal_as_they_are(
+    honest: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    model = Path(shutil.copytree(honest, tmp_path / "model"))
+    (model / "kept\x1b[2J.png").write_bytes(b"")
+    assert main(["audit", str(model), "--data", str(photos)]) == 1
+    text = capsys.readouterr().out
+    assert text.count("kept\\x1b[2J.png") == 2
+    assert "\x1b" not in text
+
+
 def test_a_model_among_its_images(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
     folder = Path(shutil.copytree(photos / "train", tmp_path / "both"))
     for file in honest.iterdir():
@@ -481,6 +492,7 @@ def test_a_model_among_its_images(honest: Path, photos: Path, tmp_path: Path, ca
             "facts.classes[0].label",
             lambda described: described["facts"]["classes"][0].update(label={"tuple": [*range(256)]}),
         ),
+        ("facts.settings.seed", lambda described: described["facts"]["settings"].update(seed=7**400)),
         ("memory", lambda described: described.update(memory=PICTURE)),
         ("tensors.memory", lambda described: described["tensors"].update(memory=PICTURE)),
     ],

@@ -83,7 +83,7 @@ def describe(found: Any) -> str:
         )
     if found.no_membership is not None:
         lines.append(f"   not measured: {found.no_membership}")
-    lines.append(found.verdict)
+    lines.append(printable(found.verdict))
     return "\n".join(lines)
 
 

@@ -29,7 +29,6 @@ from efcil.settings.options import options
 #: Characters beyond which a text or number is no name, version, date or setting. No folder's name is longer.
 LONGEST = 255
 _LONGEST_LOCK = 32
-_VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,40}")
 #: Fields that may be made of parts, whose length is that of all parts together.
 _MADE_OF_PARTS = re.compile(r"\.(label|overrides\..*)")
 #: Numbers from which on a row may hold an image, the share of them that must be pixels, and how many different ones.
@@ -75,7 +74,7 @@ def extras(folder: Path, card: Card) -> Extras:
 
 
 def _other_files(folder: Path, own: set[str]) -> Iterator[str]:
-    """Yield all files and links below a folder but a model's own and its lock, which holds the number of a process."""
+    """Yield all files and links below a folder but a model's own and its lock."""
 
     def refuse(error: OSError) -> None:
         raise ModelError(f"{error.filename} cannot be read ({error.strerror}), so nobody knows what is in it.")
@@ -84,37 +83,38 @@ def _other_files(folder: Path, own: set[str]) -> Iterator[str]:
         links = [name for name in folders if (Path(place) / name).is_symlink()]  # not walked into
         for path in (Path(place) / name for name in (*names, *links)):
             relative = path.relative_to(folder).as_posix()
-            if relative == ".lock" and path.is_file() and path.stat().st_size <= _LONGEST_LOCK:
-                own = own | {".lock"} if path.read_bytes().strip().isdigit() else own
-            if relative not in own:
+            if relative not in own and not (relative == ".lock" and _is_lock(path)):
                 yield relative
+
+
+def _is_lock(path: Path) -> bool:
+    """Say whether a file holds no more than the number of a process."""
+    try:
+        small = path.is_file() and not path.is_symlink() and path.stat().st_size <= _LONGEST_LOCK
+        return small and path.read_text("ascii").strip().isdecimal()
+    except (OSError, ValueError):
+        return False
 
 
 def _of_description(file: Path, card: Card) -> Iterator[str]:
     """Yield what a description says that is no part of a card, or longer than that part can be."""
     text = file.read_text(encoding="utf-8")
     described = json.loads(text)
-    facts, tensors = described["facts"], described["tensors"]
-    known = {
-        "format": described["format"],
-        "facts": {name: facts.get(name) for name in from_run.FACTS}
-        if file.stem == from_run.STEM
-        else _known(card, facts),
-        "tensors": {name: tensors.get(name) for name in ("file", "bytes", "sha256")},
-        "checksum": described["checksum"],
+    of_run = {name: described["facts"].get(name) for name in from_run.FACTS}
+    known = {name: described.get(name) for name in ("format", "checksum")} | {
+        "facts": of_run if file.stem == from_run.STEM else _as_written(card, described["facts"]),
+        "tensors": {name: described["tensors"].get(name) for name in ("file", "bytes", "sha256")},
     }
-    for name, value in described.items():
-        yield from (f"{file.name}: {place[: 2 * LONGEST]}" for place in _strange({name: value}, known, ""))
+    yield from (f"{file.name}: {place[: 2 * LONGEST]}" for place in _strange(described, known, ""))
     if text != json.dumps(described, indent=1) + "\n":
         yield f"{file.name}: more text than its fields make"
 
 
-def _known(card: Card, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a card as it would be written now; the version is that of whoever wrote it."""
-    known = json.loads(json.dumps(card.to_json()))
-    known["efcil"] = facts["efcil"] if _VERSION.fullmatch(str(facts.get("efcil"))) else known["efcil"]
-    names = {*options(methods.get(card.settings.method).Settings)}
-    names |= {f"{stage}.{name}" for stage in STAGES for name in options(Recipe)}
+def _as_written(card: Card, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a card as it would be written by the version that wrote it, without settings that do not exist."""
+    known: dict[str, Any] = json.loads(json.dumps(card.to_json())) | {"efcil": str(facts.get("efcil"))}
+    names = {f"{stage}.{name}" for stage in STAGES for name in options(Recipe)}
+    names |= set(options(methods.get(card.settings.method).Settings))
     asked = known["settings"]["overrides"]
     known["settings"]["overrides"] = {name: value for name, value in asked.items() if name in names}
     return known
