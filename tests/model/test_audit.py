@@ -261,23 +261,19 @@ def test_numbers_that_no_model_has(
     assert not any(match.found for match in found.matches)
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [
-        {"rotations.0": torch.zeros(6, 64, dtype=torch.uint8)},
-        {"rotations.0": torch.zeros(65, 64)},
-        {"rotations.0": torch.zeros(2, 8, 8)},
-        {"rotations.1": torch.zeros(6, 64)},
-    ],
-    ids=["type", "rows", "dimensions", "more than tasks"],
-)
-def test_lists_of_a_method_are_bounded(kept: dict[str, Any], photos: Path, tmp_path: Path) -> None:
-    """PASS keeps heads of rotated classes in a list that grows with its tasks."""
+def test_lists_of_a_method_are_bounded(photos: Path, tmp_path: Path) -> None:
+    """PASS keeps heads of rotated classes in a list that grows with its tasks: type, rows, dimensions and entries."""
     IncrementalClassifier("pass", **QUICK).fit(photos / "train").save(tmp_path / "pass")
     assert not audit(tmp_path / "pass", photos).failed
-    found = audit(plant(tmp_path / "pass", tmp_path / "model", lambda t: t.update(kept)), photos)
-    (misfit,) = found.misfits
-    assert f"the tensor {next(iter(kept))!r} has shape" in misfit
+    for name, kept in (
+        ("rotations.0", torch.zeros(6, 64, dtype=torch.uint8)),
+        ("rotations.0", torch.zeros(65, 64)),
+        ("rotations.0", torch.zeros(2, 8, 8)),
+        ("rotations.1", torch.zeros(6, 64)),
+    ):
+        model = plant(tmp_path / "pass", tmp_path / "model", lambda t, name=name, kept=kept: t.update({name: kept}))
+        (misfit,) = audit(model, photos).misfits
+        assert f"the tensor {name!r} has shape {tuple(kept.shape)}" in misfit
 
 
 @pytest.mark.parametrize("method", [name for name, cls in methods.available().items() if cls.exemplar_free])
@@ -536,6 +532,17 @@ def test_text_beside_the_tensors(honest: Path, photos: Path, tmp_path: Path, cap
             checkpoint.write(model, tensors, facts, "model")
         (part,) = verdict(capsys, model, photos)["extras"]["parts"]
         assert words in part
+
+
+def test_bytes_behind_the_tensors(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    """No tensor would have them, so that the file is none."""
+    tensors = load_file(next(honest.glob("*.safetensors")))
+    facts = json.loads((honest / "model.json").read_text())["facts"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "serialise_tensors", lambda kept: serialise(kept) + PICTURE.encode())
+        checkpoint.write(tmp_path / "model", tensors, facts, "model")
+    assert main(["audit", str(tmp_path / "model"), "--data", str(photos)]) == 2
+    assert "is damaged" in capsys.readouterr().err
 
 
 def test_a_model_that_is_replaced_meanwhile(honest: Path, photos: Path, tmp_path: Path) -> None:
