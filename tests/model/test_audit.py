@@ -258,6 +258,7 @@ def test_numbers_that_no_model_has(
     found = audit(plant(honest, tmp_path / "model", change), photos)
     assert found.failed
     assert any(words in misfit for misfit in found.misfits), found.misfits
+    assert found.no_membership is not None
     assert not any(match.found for match in found.matches)
 
 

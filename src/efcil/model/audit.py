@@ -69,7 +69,7 @@ class Audit:
     def reasons(self) -> list[str]:
         """Why it cannot pass, each with what to do."""
         images, extras = [match.file for match in self.matches if match.found], self.extras
-        unexplained, misfits = ", ".join(self.unaccounted), "; ".join(self.misfits)
+        unexplained, misfits = some(self.unaccounted, 20), "; ".join(self.misfits[:5])
         found = (
             (images, f"the model stores what must be taken for an image: {some(images)}."),
             (unexplained, f"nobody has said what {unexplained} is for. A method says it in its attribute `purposes`."),
@@ -109,11 +109,12 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
     members: list[Membership] = []
     reason: str | None = "there are no held-out images of its classes; give some with --held-out"
     try:
+        if not misfits:
+            method = format.skeleton(card)
+            format.restore(card, method, tensors)
+            misfits = contents.false_covariances(method)
         if misfits:
             raise ModelError(misfits[0])
-        method = format.skeleton(card)
-        format.restore(card, method, tensors)
-        misfits = contents.false_covariances(method)
         members = membership(Model(card, method, device="cpu"), (training, labels), (others, other_labels))
     except ModelError as error:
         reason = f"the model cannot be used: {error}"
