@@ -300,7 +300,7 @@ class TestTraining:
             resolve(TrainingSettings(overrides={"tasks": 3}))
 
     def test_saved_models_call_the_preset_dataset(self) -> None:
-        from efcil.model.model import Model
+        from efcil.model.in_memory import Model
 
         from efcil.model.card import read_card
 

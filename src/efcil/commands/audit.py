@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +11,12 @@ from efcil.commands.parser import add_debug, add_format
 from efcil.errors import printable, some
 
 FORMATS = ("text", "json")
-#: Seconds between two lines that say how far an audit has come.
-TELL_SECONDS = 10.0
 SHOWN_MATCHES, SHOWN_EXTRAS = 5, 20
 
 DESCRIPTION = """\
-Check a model against the images it was trained on: that everything in its folder is explained, that no tensor is an
-image, a resized image or a patch, and how well its numbers tell training images from others. The exit code is 1 if
-something is unexplained or must be taken for an image. Only the images that are given are looked for.
+Check a model against the images it was trained on: that everything in its folder is explained, that no stored row of
+numbers is one of these images or nearly one, and how well its numbers tell training images from others. The exit code
+is 1 if something is unexplained or must be taken for an image. docs/audit.md says what this proves.
 """
 
 
@@ -53,7 +48,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from efcil.model.audit import audit
 
     held_out = None if arguments.held_out is None else arguments.held_out.expanduser()
-    found = audit(arguments.model.expanduser(), arguments.data.expanduser(), held_out, _teller())
+    found = audit(arguments.model.expanduser(), arguments.data.expanduser(), held_out)
     if arguments.format == "json":
         print(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
     else:
@@ -61,40 +56,26 @@ def execute(arguments: argparse.Namespace) -> int:
     return 1 if found.failed else 0
 
 
-def _teller() -> Callable[[float], None]:
-    """Return what tells every so often, beside the result, how far the comparison has come."""
-    last = time.monotonic()
-
-    def tell(share: float) -> None:
-        nonlocal last
-        if time.monotonic() - last >= TELL_SECONDS:
-            last = time.monotonic()
-            print(f"{share:.0%} of the comparisons with images done", file=sys.stderr, flush=True)
-
-    return tell
-
-
 def describe(found: Any) -> str:
     """Return the findings as text."""
     lines = ["1. What is stored"]
     for row in found.stored:
-        lines.append(f"   {row.title:<26} {row.tensors:>4} tensors {row.numbers:>12,} numbers  {row.use}")
+        each = "" if row.per_class is None else f" ({row.per_class:,.0f} per class)"
+        lines.append(f"   {row.title:<26} {row.tensors:>4} tensors {row.numbers:>12,} numbers{each}  {row.use}")
+    lines.append(f"   for comparison: an image as the model sees it has {found.numbers_of_an_image:,} numbers")
     lines += [f"   UNEXPLAINED: {printable(what)}" for what in (*found.unaccounted, *found.misfits)]
     lines += [f"   {printable(line)}" for line in beside(found.extras)]
-    lines.append(f"2. Images among it: {found.images} training images compared with every row that could be one")
+    lines.append(f"2. Images among it: {found.images} training images compared with every stored row that could be one")
     lines.append(f"   {_covered(found.coverage)}")
-    if found.lookalikes:
-        lines.append(f"   {found.lookalikes} held-out images left out here: they look like training images")
-    lines += [f"   IS AN IMAGE OR ARCHIVE: {printable(what)}" for what in found.encoded]
     for match in found.matches[:SHOWN_MATCHES]:
         verdict = f"IS IMAGE {printable(match.file)}" if match.found else "no image"
         lines.append(
-            f"   {match.tensor}, row {match.row}: correlation {match.correlation:.3f} with {match.compared_with}, "
-            f"{match.unrelated:.3f} with {found.unrelated}: {verdict}"
+            f"   {printable(match.tensor)}, row {match.row}, as {match.side} x {match.side} pixels: correlation "
+            f"{match.correlation:.3f} with an image, {match.upside_down:.3f} with images upside down: {verdict}"
         )
     if not found.matches:
-        lines.append("   no stored row has the length of an image or patch")
-    lines.append("3. Telling training images from others (AUC, 0.5: impossible, 1: always)")
+        lines.append("   no stored row has enough numbers")
+    lines.append("3. Telling training images from others (AUC; 0.5 is chance, 1: always)")
     for one in found.membership:
         lines.append(
             f"   by {one.attack}: {one.auc:.3f} (95 % interval {one.low:.3f} to {one.high:.3f}; "
@@ -102,7 +83,7 @@ def describe(found: Any) -> str:
         )
     if found.no_membership is not None:
         lines.append(f"   not measured: {found.no_membership}")
-    lines.append(found.verdict)
+    lines.append(printable(found.verdict))
     return "\n".join(lines)
 
 

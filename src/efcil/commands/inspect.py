@@ -31,8 +31,7 @@ def add_parser(subparsers: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the model's card and inventory."""
-    from efcil.model.audit import inventory
-    from efcil.model.contents import extras
+    from efcil.model.contents import extras, inventory
     from efcil.model.folder import read_raw
 
     folder = arguments.model.expanduser()

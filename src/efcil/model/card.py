@@ -253,6 +253,16 @@ def _read_experiment(value: Any) -> Mapping[str, Any] | None:
         return None
     if set(_mapping(value)) != set(EXPERIMENT):
         raise ValueError("its facts of an experiment are not those that experiments have")
+    sizes = [whole(size, 1, MOST_CLASSES) for size in _list(value["task_sizes"])]
+    order = [whole(original, 0, MOST_CLASSES) for original in _list(value["class_order"])]
+    if sorted(order) != list(range(sum(sizes))):
+        raise ValueError("its class order does not fit its tasks")
+    for name in ("agnostic", "aware"):
+        rows = [_list(row) for row in _list(value[name])]
+        measured = [cell for row in rows for cell in row if cell is not None]
+        if [len(row) for row in rows] != [len(sizes)] * len(sizes) or not all(0 <= cell <= 100 for cell in measured):
+            raise ValueError("its accuracies are no percentages of its tasks")
+    whole(value["completed"], 1, len(sizes))
     return _mapping(value)
 
 

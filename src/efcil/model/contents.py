@@ -1,12 +1,11 @@
-"""What lies in a model folder and is no part of a model: other files, fields that no card has, text beside the tensors.
+"""What a model folder holds, held against what efcil writes there: every file, field and tensor; the rest is named.
 
-An image needs no tensor to be kept. So everything in the folder is held against what efcil writes there, and the rest
-is named.
+An image needs no tensor of its own to be kept: any file, text or number too many could hold it. So files are known by
+name, fields of the card by name and length, tensors by name, purpose, type, shape and what their numbers can be.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -15,16 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from efcil import methods
 from efcil.engine import checkpoint
+from efcil.methods.base import Method
 from efcil.model import folder as model_folder
+from efcil.model import purposes
 from efcil.model.card import Card, ModelError
 from efcil.settings import STAGES, Recipe, options
 
-#: Characters beyond which a text is no name, version or date any more. No folder's name is longer.
-LONGEST_TEXT = 255
+#: Characters beyond which a text or number is no name, version, date or setting. No folder's name is longer.
+LONGEST = 255
 _LONGEST_LOCK = 32
-_VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,40}")
+#: Fields that may be made of parts, whose length is that of all parts together.
+_MADE_OF_PARTS = re.compile(r"\.(label|overrides\..*)")
+#: Numbers from which on a row may hold an image, the share of them that must be pixels, and how many different ones.
+_FEWEST_PIXELS, _SHARE_OF_PIXELS, _FEWEST_VALUES = 64, 0.25, 8
+#: How far a covariance may be from a symmetric matrix without negative eigenvalues, in parts of its largest number.
+_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -35,128 +44,182 @@ class Extras:
     parts: list[str]
     unfinished: bool
 
-    def __bool__(self) -> bool:
-        return bool(self.files or self.parts or self.unfinished)
+
+@dataclass(frozen=True)
+class Stored:
+    """All tensors of one purpose. `per_class` is None for the network, which belongs to all classes together."""
+
+    title: str
+    use: str
+    recovery: str
+    tensors: int
+    numbers: int
+    bytes: int
+    per_class: float | None
+
+
+# -- files and fields ------------------------------------------------------------------------------------------------
 
 
 def extras(folder: Path, card: Card) -> Extras:
-    """Return what a model folder holds that is no part of the model."""
-    stem = model_folder.STEM
-    tensors = model_folder.tensor_file(folder)
+    """Return what a model folder holds that is no part of the model, but for its tensors."""
+    stem, tensors = model_folder.STEM, model_folder.tensor_file(folder)
+    own, partial = {f"{stem}.json", tensors.name}, folder / model_folder.PARTIAL
+    unfinished = checkpoint.exists(partial)
+    if unfinished:
+        own |= {f"{model_folder.PARTIAL}/{file.name}" for file in partial.iterdir() if checkpoint.owns(file.name)}
     parts = [*_of_description(folder / f"{stem}.json", card), *_of_tensor_file(tensors)]
-    unfinished = checkpoint.exists(folder / model_folder.PARTIAL)
-    return Extras(_files(folder, {f"{stem}.json", tensors.name}), parts, unfinished)
+    return Extras(sorted(_other_files(folder, own)), parts, unfinished)
 
 
-def _files(folder: Path, own: set[str]) -> list[str]:
-    """Return all files below a folder but the model's own, those of an unfinished task, and a lock."""
+def _other_files(folder: Path, own: set[str]) -> Iterator[str]:
+    """Yield all files and links below a folder but a model's own and its lock."""
 
     def refuse(error: OSError) -> None:
         raise ModelError(f"{error.filename} cannot be read ({error.strerror}), so nobody knows what is in it.")
 
-    own = own | set(_of_unfinished(folder))
-    found = []
     for place, folders, names in os.walk(folder, onerror=refuse):
         links = [name for name in folders if (Path(place) / name).is_symlink()]  # not walked into
-        for name in (*names, *links):
-            path = Path(place) / name
+        for path in (Path(place) / name for name in (*names, *links)):
             relative = path.relative_to(folder).as_posix()
             if relative not in own and not (relative == ".lock" and _is_lock(path)):
-                found.append(relative)
-    return sorted(found)
-
-
-def _of_unfinished(folder: Path) -> Iterator[str]:
-    """Yield the files of an unfinished task."""
-    partial = folder / model_folder.PARTIAL
-    if checkpoint.exists(partial):
-        yield f"{model_folder.PARTIAL}/state.json"
-        with contextlib.suppress(checkpoint.CheckpointError):
-            yield f"{model_folder.PARTIAL}/{checkpoint.describe(partial).file.name}"
+                yield relative
 
 
 def _is_lock(path: Path) -> bool:
     """Say whether a file holds no more than the number of a process."""
     try:
-        return path.stat().st_size <= _LONGEST_LOCK and path.read_text("ascii").strip().isdecimal()
+        small = path.is_file() and not path.is_symlink() and path.stat().st_size <= _LONGEST_LOCK
+        return small and path.read_text("ascii").strip().isdecimal()
     except (OSError, ValueError):
         return False
 
 
-# -- the description -------------------------------------------------------------------------------------------------
-
-
-def _of_description(file: Path, card: Card) -> list[str]:
-    """Return what a description says that is no part of a card."""
+def _of_description(file: Path, card: Card) -> Iterator[str]:
+    """Yield what a description says that is no part of a card, or longer than that part can be."""
     text = file.read_text(encoding="utf-8")
     described = json.loads(text)
-    facts = described["facts"]
-    found = [name for name in described if name not in ("format", "facts", "tensors", "checksum")]
-    found += [f"tensors.{name}" for name in described["tensors"] if name not in ("file", "bytes", "sha256")]
-    found += _unknown(facts, _as_written(card, facts), "facts")
-    found += _overrides(card)
-    found += _long(facts, "facts")
+    known = {name: described.get(name) for name in ("format", "checksum")} | {
+        "facts": _as_written(card, described["facts"]),
+        "tensors": {name: described["tensors"].get(name) for name in ("file", "bytes", "sha256")},
+    }
+    yield from (f"{file.name}: {place[: 2 * LONGEST]}" for place in _strange(described, known, ""))
     if text != json.dumps(described, indent=1) + "\n":
-        found.append("more text than its fields make")
-    return [f"{file.name}: {each}" for each in dict.fromkeys(found)]
+        yield f"{file.name}: more text than its fields make"
 
 
-def _as_written(card: Card, facts: Mapping[str, Any]) -> Any:
-    """Return a card as it would be written now, but for the version, which is that of whoever wrote it."""
-    known = json.loads(json.dumps(card.to_json()))
-    version = facts.get("efcil")
-    return known | ({"efcil": version} if isinstance(version, str) and _VERSION.fullmatch(version) else {})
+def _as_written(card: Card, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a card as it would be written by the version that wrote it, without settings that do not exist."""
+    known: dict[str, Any] = json.loads(json.dumps(card.to_json())) | {"efcil": str(facts.get("efcil"))}
+    names = {f"{stage}.{name}" for stage in STAGES for name in options(Recipe)}
+    names |= set(options(methods.get(card.settings.method).Settings))
+    asked = known["settings"]["overrides"]
+    known["settings"]["overrides"] = {name: value for name, value in asked.items() if name in names}
+    return known
 
 
-def _unknown(found: Any, known: Any, place: str) -> Iterator[str]:
-    """Yield the places of fields that are not known, and of values of which the reader makes others."""
-    if isinstance(found, dict) and isinstance(known, dict):
+def _strange(found: Any, known: Any, place: str) -> Iterator[str]:
+    """Yield fields that are not known, values of which the reader makes others, and what is too long for a name."""
+    whole = _MADE_OF_PARTS.search(place)
+    if isinstance(found, dict) and isinstance(known, dict) and not whole:
         for name, value in found.items():
-            if name in known:
-                yield from _unknown(value, known[name], f"{place}.{name}")
-            else:
-                yield f"{place}.{name[:LONGEST_TEXT]}"
-    elif isinstance(found, list) and isinstance(known, list) and len(found) == len(known):
+            inner = f"{place}.{name}" if place else name
+            yield from _strange(value, known[name], inner) if name in known else [inner]
+    elif isinstance(found, list) and isinstance(known, list) and len(found) == len(known) and not whole:
         for number, (value, other) in enumerate(zip(found, known, strict=True)):
-            yield from _unknown(value, other, f"{place}[{number}]")
-    elif found != known:
+            yield from _strange(value, other, f"{place}[{number}]")
+    elif found != known or len(json.dumps(found, ensure_ascii=False)) > LONGEST + 2:
         yield place
 
 
-def _overrides(card: Card) -> Iterator[str]:
-    """Yield the settings that were asked for and do not exist."""
-    own = options(methods.get(card.settings.method).Settings)
-    known = {*own, *(f"{stage}.{name}" for stage in STAGES for name in options(Recipe))}
-    for name in card.settings.overrides:
-        if name not in known:
-            yield f"facts.settings.overrides.{name[:LONGEST_TEXT]}"
-
-
-def _long(value: Any, place: str) -> Iterator[str]:
-    """Yield the places of texts, and of labels and settings made of parts, that are longer than a name can be."""
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _long(part, f"{place}.{name[:LONGEST_TEXT]}")
-    elif isinstance(value, list):
-        for number, part in enumerate(value):
-            yield from _long(part, f"{place}[{number}]")
-    if isinstance(value, str):
-        if len(value) > LONGEST_TEXT:
-            yield f"{place}, a text of {len(value):,} characters"
-    elif re.search(r"\.(label|overrides\..*)$", place) and len(json.dumps(value)) > 2 * LONGEST_TEXT:
-        yield f"{place}, longer than a name"
-
-
-# -- the tensor file -------------------------------------------------------------------------------------------------
-
-
-def _of_tensor_file(file: Path) -> list[str]:
-    """Return what the header of a safetensors file has beside names, types, shapes and places of tensors."""
+def _of_tensor_file(file: Path) -> Iterator[str]:
+    """Yield what the header of a safetensors file has beside names, types, shapes and places of tensors."""
     with open(file, "rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
-    found = [f"metadata {name[:LONGEST_TEXT]!r}" for name in header.get("__metadata__") or ()]
+    yield from (f"{file.name}: metadata {name[:LONGEST]!r}" for name in header.get("__metadata__") or ())
     # Written without spaces and filled up to a multiple of eight bytes.
     if length - len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()) >= 8:
-        found.append("more text in its header than its fields make")
-    return [f"{file.name}: {each}" for each in found]
+        yield f"{file.name}: more text in its header than its fields make"
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def inventory(card: Card, tensors: Mapping[str, Tensor]) -> list[Stored]:
+    """Return what is stored, by purpose, in the order of the list of purposes; unexplained tensors come last."""
+    known = purposes_of(card)
+    network = {f"network.{name}" for name in model_folder.skeleton(card).network.state_dict()}
+    groups: dict[purposes.Purpose | None, list[str]] = {}
+    for name in tensors:
+        groups.setdefault(purposes.purpose_of(name, known), []).append(name)
+    unknown = purposes.Purpose("", "unexplained", "unknown", "Unknown: nobody has said what these tensors are.")
+    rows = []
+    for purpose in (*known, None):
+        if purpose in groups:
+            named, names = purpose or unknown, groups[purpose]
+            numbers = sum(tensors[name].numel() for name in names)
+            size = sum(tensors[name].numel() * tensors[name].element_size() for name in names)
+            per_class = None if network.issuperset(names) else numbers / max(1, len(card.classes))
+            rows.append(Stored(named.title, named.use, named.recovery, len(names), numbers, size, per_class))
+    return rows
+
+
+def purposes_of(card: Card) -> tuple[purposes.Purpose, ...]:
+    """Return the purposes that a tensor of this model may have."""
+    return purposes.including(methods.get(card.settings.method).purposes)
+
+
+def misfits(card: Card, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return tensors that cannot be what their names say, and why: name -> a sentence without its full stop."""
+    return dict([*_pixels(tensors), *_too_large(card, tensors), *model_folder.misfits(card, tensors).items()])
+
+
+def false_covariances(method: Method) -> list[str]:
+    """Say which class covariances of a loaded method are none; an image in the place of one would not be symmetric."""
+    statistics = method.statistics()
+    if statistics is None or statistics.covariances is None:
+        return []
+    found = []
+    for number, stored in enumerate(statistics.covariances):
+        matrix = stored.double()
+        tolerance = _ROUNDING * float(matrix.abs().max())
+        skewed = float((matrix - matrix.T).abs().max()) > tolerance
+        raised = matrix + tolerance * torch.eye(len(matrix), dtype=matrix.dtype)
+        if tolerance > 0 and (skewed or int(torch.linalg.cholesky_ex(raised).info) != 0):
+            found.append(f"class covariance {number} is none: it is not symmetric, or has negative variances")
+    return found
+
+
+def _too_large(card: Card, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield tensors that have grown beyond what the classes need: one row per class where the method begins with none.
+
+    A list that the method begins with none in has an entry per task at most: rows for its classes in up to four
+    rotations, or a matrix between features.
+    """
+    method, classes = model_folder.skeleton(card), len(card.classes)
+    expected, widest = method.state_dict(), max(4 * classes, method.network.feature_size)
+    for name, tensor in tensors.items():
+        shape, limits, number = tuple(tensor.shape), [widest, widest], name.rpartition(".")[2]
+        fits = tensor.dtype == torch.float32 and number.isdecimal() and int(number) < len(card.task_sizes)
+        if name in expected:
+            template, fits = expected[name].shape, True
+            limits = [want or (max(template) if place else classes) for place, want in enumerate(template)]
+        if not fits or len(shape) > len(limits) or any(map(int.__gt__, shape, limits)):
+            yield name, f"the tensor {name!r} has shape {shape} where {classes} classes need at most {tuple(limits)}"
+
+
+def _pixels(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield tensors with a row of numbers that pixels have: whole from 2 to 255, or 255ths. Training gives others."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.numel() < _FEWEST_PIXELS:
+            continue
+        length = tensor[0].numel() if tensor[0].numel() >= _FEWEST_PIXELS else tensor.numel()
+        for scale in (1.0, 255.0):
+            values = tensor.float().reshape(-1, length) * scale
+            whole = ((values - values.round()).abs() < 1e-4) & (values > 1.5) & (values < 255.5)
+            enough = whole.sum(dim=1) >= max(_FEWEST_PIXELS, _SHARE_OF_PIXELS * length)
+            for row in enough.nonzero().flatten().tolist():
+                pixels = values[row][whole[row]].round()
+                if len(pixels.unique()) >= _FEWEST_VALUES:
+                    yield name, f"row {row} of the tensor {name!r} holds {len(pixels)} numbers that only pixels are"

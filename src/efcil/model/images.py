@@ -42,6 +42,11 @@ class InputError(DataError, ValueError):
     """Images or labels that cannot be learned from; a ValueError too, as scikit-learn's callers expect."""
 
 
+def model_fit(size: int) -> Fit:
+    """Return how files and PIL images become what a model sees: turned upright, their centred square resized."""
+    return Fit(size, resize=True, orient=True)
+
+
 class Pictures:
     """Images of any kind, turned into pixels piece by piece."""
 
@@ -73,7 +78,7 @@ class Pictures:
         result = np.empty((stop - start, size, size, 3), np.uint8)
         items = [self.items[index] for index in range(start, stop)]
         if all(isinstance(item, Path) for item in items):
-            decode_into(result, [Encoded(item, str(item)) for item in items], Fit(size, resize=True, orient=True))
+            decode_into(result, [Encoded(item, str(item)) for item in items], model_fit(size))
             return result
         for place, item in enumerate(items):
             result[place] = _pixels_of(item, size)
@@ -88,8 +93,7 @@ def gather(images: Any) -> Pictures:
             raise InputError(f"{path} does not exist. Give a folder of images, or an image.")
         return Pictures(_some(images_below(path) if path.is_dir() else [path], f"{path} holds no image."))
     if isinstance(images, Dataset):
-        pairs = _list_of(images)
-        return Pictures(_some([pair[0] if isinstance(pair, tuple | list) else pair for pair in pairs]))
+        return Pictures(_some([item[0] if isinstance(item, tuple | list) else item for item in _list_of(images)]))
     return Pictures(_some(_array_or_list(images)))
 
 
@@ -122,7 +126,7 @@ def class_folders(folder: Path, held_out: bool = False) -> tuple[list[Path], lis
     A train/ that has folders, beside a test/ or val/, holds the class folders; so does one that is alone and has no
     images of its own. `held_out` asks for those of test/ or val/ instead; there may be none.
     """
-    root = _class_root(folder, held_out)
+    root = _class_roots(folder)[held_out]
     if root is None:
         return [], []
     paths: list[Path] = []
@@ -143,16 +147,14 @@ def folder_label(name: str) -> str:
 
 def ignored_files(folder: Path) -> tuple[list[Path], int]:
     """Return what `class_folders` passes over: files of unknown type, and the number of images beside class folders."""
-    root = _class_root(folder)
-    assert root is not None
+    root, _ = _class_roots(folder)
     others = [file for child in visible_folders(root) for file in unknown_files(files_below(child))]
     return others, sum(len(_images_in(place)) for place in {folder, root})
 
 
 def left_out_folders(folder: Path) -> tuple[Path, list[str]]:
     """Return the folder that `class_folders` finds classes in, and the names of those beside it that it passes over."""
-    root = _class_root(folder)
-    assert root is not None
+    root, _ = _class_roots(folder)
     return root, [child.name for child in visible_folders(folder) if folder != root != child]
 
 
@@ -170,8 +172,8 @@ def ignored_line(files: Sequence[Path]) -> str:
     )
 
 
-def _class_root(folder: Path, held_out: bool = False) -> Path | None:
-    """Return the folder that has the class folders; None where there are no held-out ones."""
+def _class_roots(folder: Path) -> tuple[Path, Path | None]:
+    """Return the folder that has the class folders, and the one that has those of held-out images, if any."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder. Give one that has a sub-folder with images for every class.")
     names, train = [child.name for child in visible_folders(folder)], folder / "train"
@@ -179,9 +181,7 @@ def _class_root(folder: Path, held_out: bool = False) -> Path | None:
     # A class may be called train, too: it has images of its own.
     alone = names == ["train"] and not _images_in(train)
     split = alone or ("train" in names and beside is not None and bool(visible_folders(train)))
-    if held_out:
-        return beside if split else None
-    return train if split else folder
+    return (train, beside) if split else (folder, None)
 
 
 def _images_in(folder: Path) -> list[Path]:
@@ -283,9 +283,9 @@ def _sides(item: Any) -> tuple[int, int] | None:
 
 def _pixels_of(item: Any, size: int) -> np.ndarray:
     if isinstance(item, Path):
-        return decode_image(Encoded(item, str(item)), Fit(size, resize=True, orient=True))
+        return decode_image(Encoded(item, str(item)), model_fit(size))
     if isinstance(item, Image.Image):
-        return fit_image(item, Fit(size, resize=True, orient=True))
+        return fit_image(item, model_fit(size))
     array = _array(item)
     if array.shape == (size, size, 3):
         return array

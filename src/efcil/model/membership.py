@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from sklearn.metrics import roc_auc_score
 
 from efcil.core import classifiers
 from efcil.model.in_memory import Model, probabilities
@@ -36,25 +37,16 @@ def membership(
 
     Images of classes the model does not know are left out.
     """
+    sides = [_known(model, *images) for images in (training, others)]
+    count = min(len(labels) for _, labels in sides)
     results = []
-    for attack, score in (("class statistics", _density), ("scores", _confidence)):
-        sides = [_known(model, *images) for images in (training, others)]
-        if any(len(labels) == 0 for _, labels in sides):
-            return []
-        values = [score(model, pixels, labels) for pixels, labels in sides]
-        if values[0] is not None and values[1] is not None:
-            auc = roc_auc(values[0], values[1])
-            low, high = interval(auc, min(len(values[0]), len(values[1])))
-            results.append(Membership(attack, auc, low, high, len(values[0]), len(values[1])))
+    for attack, score in (("class statistics", _density), ("scores", _confidence)) if count else ():
+        members, rest = (score(model, pixels, labels) for pixels, labels in sides)
+        if members is not None and rest is not None:
+            truth = np.repeat([1, 0], [len(members), len(rest)])
+            auc = float(roc_auc_score(truth, np.concatenate([members, rest])))
+            results.append(Membership(attack, auc, *interval(auc, count), len(members), len(rest)))
     return results
-
-
-def roc_auc(members: np.ndarray, others: np.ndarray) -> float:
-    """Return the probability that a member scores higher than another image; ties count half."""
-    order = np.sort(others)
-    below = np.searchsorted(order, members, side="left")
-    not_above = np.searchsorted(order, members, side="right")
-    return float((below + not_above).mean() / (2 * len(others)))
 
 
 def interval(auc: float, count: int) -> tuple[float, float]:
@@ -82,10 +74,8 @@ def _density(model: Model, pixels: np.ndarray, labels: np.ndarray) -> np.ndarray
     statistics = method.statistics()
     if statistics is None:
         return None
-    if statistics.covariances is None:
-        scores = classifiers.nearest_mean(statistics)
-    else:
-        scores = classifiers.bayes(statistics, SHRINKAGE)
+    plain = statistics.covariances is None
+    scores = classifiers.nearest_mean(statistics) if plain else classifiers.bayes(statistics, SHRINKAGE)
     values = model.by_pieces(pixels, lambda images: scores(method.embed(images)))
     return values[np.arange(len(labels)), labels]
 

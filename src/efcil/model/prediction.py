@@ -13,10 +13,10 @@ from typing import IO
 
 import numpy as np
 
-from efcil.data.decode import SUFFIXES, Encoded, Fit, decode_image
+from efcil.data.decode import SUFFIXES, Encoded, decode_image
 from efcil.data.sources.listing import files_below, is_image
 from efcil.errors import DataError
-from efcil.model.images import InputError, unknown_files
+from efcil.model.images import InputError, model_fit, unknown_files
 from efcil.model.in_memory import Model, probabilities
 
 
@@ -82,7 +82,7 @@ def predict_files(model: Model, paths: Iterable[str], top: int) -> Iterator[Pred
     While one piece is scored, the next one is decoded in threads.
     """
     labels, remaining = model.card.labels, iter(paths)
-    fit = Fit(model.card.image_size, resize=True, orient=True)
+    fit = model_fit(model.card.image_size)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
 
         def next_piece() -> list[tuple[str, Future[np.ndarray]]]:
@@ -112,7 +112,6 @@ def _result(future: Future[np.ndarray]) -> np.ndarray | str:
 def _best(
     model: Model, pixels: np.ndarray, labels: Sequence[Hashable], top: int
 ) -> Iterator[tuple[tuple[Hashable, ...], tuple[float, ...]]]:
-    chances = probabilities(model.scores(pixels))
-    for row in chances:
+    for row in probabilities(model.scores(pixels)):
         order = np.argsort(-row, kind="stable")[:top]
         yield tuple(labels[place] for place in order), tuple(float(row[place]) for place in order)
