@@ -30,7 +30,6 @@ class RepresentationExpansion(Method):
     family = "ssre"
     heads_have_temperature = True
     trains_normalisation = False
-    plain_only = True
     keeps = ("heads", "means")
 
     @dataclass(frozen=True)
