@@ -81,7 +81,7 @@ class _Versions:
 
     def hold(self, tensors: list[Tensor]) -> bool:
         """Say whether these are the same tensors, unchanged."""
-        return all(
+        return len(tensors) == len(self.tensors) and all(
             mine is theirs and number == self._number(theirs)
             for mine, theirs, number in zip(self.tensors, tensors, self.numbers, strict=True)
         )
@@ -144,8 +144,8 @@ class FusedBackbone:
         self._gamma_gradients = list(self.norm_gradient[0].split(channels))
         self._beta_gradients = list(self.norm_gradient[1].split(channels))
         self.folded: bool | None = None
-        self._modules = tuple(backbone.modules())
-        self._parameters = [(m, name, p) for m in self._modules for name, p in m._parameters.items()]
+        self._children = [(module, tuple(module._modules.values())) for module in backbone.modules()]
+        self._parameters = [(m, name, p) for m, _ in self._children for name, p in m._parameters.items()]
         self._weight_versions, self._norm_versions = _Versions([]), _Versions([])
         #: Whether a training step is under way whose optimiser takes the gradients that are computed here.
         self.learning = False
@@ -202,12 +202,12 @@ class FusedBackbone:
         self.folded = None
 
     def _weight_sources(self) -> list[Tensor]:
-        return [convolution.weight for convolution in self.convolutions]
+        return [convolution._parameters["weight"] for convolution in self.convolutions]  # type: ignore[misc]
 
     def _norm_sources(self) -> list[Tensor]:
         # PyTorch does not count changes of the running statistics by a BatchNorm, but it counts that of the counter.
-        kinds = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-        return [getattr(norm, kind) for norm in self.norms for kind in kinds]
+        both = (values for norm in self.norms for values in (norm._parameters.values(), norm._buffers.values()))
+        return [tensor for values in both for tensor in values if tensor is not None]
 
     @torch.no_grad()
     def refresh(self, folded: bool) -> None:
@@ -269,8 +269,8 @@ class FusedBackbone:
         return (
             all(norm.training is training for norm in self.norms)
             and all(module._parameters.get(name) is own for module, name, own in self._parameters)
-            and tuple(self.backbone.modules()) == self._modules
-            and not any(_hooked(module) for module in self._modules)
+            and all(tuple(module._modules.values()) == children for module, children in self._children)
+            and not any(_hooked(module) for module, _ in self._children)
         )
 
     def _trains(self) -> bool:
