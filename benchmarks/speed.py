@@ -144,10 +144,10 @@ class Bench:
         trainer.optimiser.begin_block(0, feed.block_steps, 1.0)
 
         def sweep() -> None:
-            trainer._place.zero_()
+            trainer.steps.start_at(0)
             trainer.optimiser.skip(0)
             for index in range(count):
-                trainer._step(index, trainer.recipe.batch_size)
+                trainer.step(index, trainer.recipe.batch_size)
 
         repeats = max(3, (steps or self.sizes.steps) // count)
         return 1e3 * self.seconds(sweep, repeats) / count
@@ -326,10 +326,10 @@ def work(bench: Bench, kind: str, seconds: float = 3.0) -> None:
         trainer.run()
 
         def sweep() -> None:
-            trainer._place.zero_()
+            trainer.steps.start_at(0)
             trainer.optimiser.skip(0)
             for index in range(steps):
-                trainer._step(index, trainer.recipe.batch_size)
+                trainer.step(index, trainer.recipe.batch_size)
 
         def pace(action: Callable[[], None], count: int) -> float:
             begin, done = time.perf_counter(), 0

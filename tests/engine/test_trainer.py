@@ -8,17 +8,21 @@ import gc
 import itertools
 import math
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from efcil.core.losses import cross_entropy
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.data.store import TaskImages
 from efcil.engine import feed as feed_module
+from efcil.engine.capture import CapturedStepRunner
 from efcil.engine.feed import Feed
 from efcil.engine.first_task import FirstTask
 from efcil.engine.optimiser import TorchOptimiser, rate_factor
@@ -26,7 +30,7 @@ from efcil.engine.trainer import EpochReport, Execution, Position, Trainer
 from efcil.errors import TrainingError
 from efcil.methods import get
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
-from efcil.network.fused import FusedBackbone
+from efcil.network import fast
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet, make_backbone
 from efcil.settings import Recipe
@@ -267,32 +271,121 @@ def test_weight_decay_is_coupled_and_adam_is_adam() -> None:
 class Frozen(Method):
     """Cross-entropy with BatchNorm frozen, or learning; heads and backbone at rates of their own."""
 
-    def __init__(self, trains_normalisation: bool) -> None:
+    def __init__(self, trains_normalisation: bool, *reads: Callable[[Frozen, Batch], Terms]) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             backbone = ResNet((8, 16), (1, 1)).double().to(memory_format=torch.channels_last)
         super().__init__(IncrementalNetwork(backbone))
         self.trains_normalisation = trains_normalisation  # type: ignore[misc]
+        self.reads = reads
+        self.steps = 0
         self.begin_task(task_of(0))
         self.network.double()
 
     def loss(self, batch: Batch) -> Terms:
+        self.steps += 1
         terms = {"current": cross_entropy(self.network.logits(self.network.features(batch.images)), batch.labels)}
-        if self.reads_parameters:
-            terms["size"] = self.network.backbone.conv1.weight.square().sum()
+        for reads in self.reads:
+            terms |= reads(self, batch)
         return terms
 
 
-@pytest.mark.parametrize("trains_normalisation", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-@pytest.mark.parametrize("direct", [False, True], ids=["through features", "directly too"])
-@pytest.mark.parametrize("limit", [None, 0.1])
-def test_the_flat_optimiser_is_the_one_of_pytorch(
-    monkeypatch: pytest.MonkeyPatch, limit: float | None, direct: bool, optimiser: str, trains_normalisation: bool
+def penalised(learner: Frozen, batch: Batch) -> Terms:
+    return {"size": 3 * sum_of_squares(learner.network.backbone)}
+
+
+def called(learner: Frozen, batch: Batch) -> Terms:
+    return {"module": learner.network.backbone(batch.images).square().mean()}
+
+
+def hooked(learner: Frozen, batch: Batch) -> Terms:
+    """What a layer inside returns, for which `features` has to run layer by layer."""
+    seen: list[Tensor] = []
+    with learner.network.backbone.blocks[0].register_forward_hook(lambda *given: seen.append(given[2])):
+        learner.network.features(batch.images)
+    return {"inside": seen[0].square().mean()}
+
+
+def replaced(learner: Frozen, batch: Batch) -> Terms:
+    """Features by other weights than the parameters, made of them."""
+    doubled = {f"backbone.{name}": 2 * value for name, value in learner.network.backbone.named_parameters()}
+    module = Features(learner.network)
+    return {"other": functional_call(module, {f"network.{n}": v for n, v in doubled.items()}, batch.images).mean()}
+
+
+def checkpointed(learner: Frozen, batch: Batch) -> Terms:
+    return {"again": checkpoint(learner.network.backbone, batch.images, use_reentrant=False).square().mean()}
+
+
+def called_before(learner: Frozen, batch: Batch) -> Terms:
+    """A gradient of its own, computed while the loss is."""
+    (0.1 * sum_of_squares(learner.network.backbone)).backward()
+    return {}
+
+
+def differentiated_before(learner: Frozen, batch: Batch) -> Terms:
+    learner.network.features(batch.images).mean().backward()
+    return {}
+
+
+def later(learner: Frozen, batch: Batch) -> Terms:
+    """A penalty that comes after some steps."""
+    return penalised(learner, batch) if learner.steps in (3, 4) else {}
+
+
+READS = (called, hooked, replaced, checkpointed, called_before, differentiated_before, later)
+
+
+class Features(nn.Module):
+    def __init__(self, network: IncrementalNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network.features(images)
+
+
+def sum_of_squares(module: nn.Module) -> Tensor:
+    return torch.stack([parameter.square().sum() for parameter in module.parameters()]).sum()
+
+
+class Places:
+    """Keeps the state after every step."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Tensor]] = []
+
+    def due(self) -> bool:
+        return True
+
+    def save(self, trainer: Trainer, position: Position) -> None:
+        self.states.append(parameters(trainer.learner))
+
+
+def trajectory(learner: Method, recipe: Recipe, fused: bool) -> list[dict[str, Tensor]]:
+    """The state after every step on either path."""
+    if fused:
+        fast.install(learner.network, torch.float64)
+        assert learner.network.path == "fused"
+    places = Places()
+    Trainer(learner, images_of(0, dtype=torch.float64), task_of(0), recipe, PLAIN).run(keeper=places)
+    return places.states
+
+
+def assert_same_trajectory(
+    plain: list[dict[str, Tensor]], fused: list[dict[str, Tensor]], moving: str = "conv1.weight"
 ) -> None:
-    monkeypatch.setattr(Frozen, "gradient_limit", limit)
-    monkeypatch.setattr(Frozen, "reads_parameters", direct)
-    recipe = Recipe(
+    assert len(plain) == len(fused) == 6
+    for step, (expected, found) in enumerate(zip(plain, fused, strict=True), start=1):
+        for name, value in expected.items():
+            if not name.endswith("num_batches_tracked"):
+                torch.testing.assert_close(found[name], value, atol=1e-9, rtol=1e-9, msg=f"{name} after step {step}")
+    moved = plain[0][f"network.backbone.{moving}"] - plain[-1][f"network.backbone.{moving}"]
+    assert moved.abs().max() > 1e-4
+
+
+def stepped_recipe(optimiser: str) -> Recipe:
+    return Recipe(
         optimiser=optimiser,
         learning_rate=1e-2,
         backbone_learning_rate=3e-3,
@@ -304,27 +397,96 @@ def test_the_flat_optimiser_is_the_one_of_pytorch(
         decay=0.5,
         batch_size=BATCH,
     )
-    places: list[list[dict[str, Tensor]]] = [[], []]
-    for fused, states in zip((False, True), places, strict=True):
-        learner = Frozen(trains_normalisation)
-        if fused:
-            learner.network.fused = FusedBackbone(learner.network.backbone, torch.float64)
 
-        class Keep:
-            def due(self) -> bool:
-                return True
 
-            def save(self, trainer: Trainer, position: Position, states: list[dict[str, Tensor]] = states) -> None:
-                states.append(parameters(trainer.learner))
+@pytest.mark.parametrize("trains_normalisation", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
+@pytest.mark.parametrize(
+    ("reads", "optimiser", "limit"),
+    [
+        *itertools.product([(), (penalised,)], ["adam", "sgd"], [None, 0.1]),
+        *[((read,), "sgd", None) for read in READS],
+    ],
+)
+def test_the_flat_optimiser_is_the_one_of_pytorch(
+    monkeypatch: pytest.MonkeyPatch,
+    reads: tuple[Callable[[Frozen, Batch], Terms], ...],
+    optimiser: str,
+    limit: float | None,
+    trains_normalisation: bool,
+) -> None:
+    """Gradients count however they reach the backbone: through features, or from a loss that reads its parameters."""
+    monkeypatch.setattr(Frozen, "gradient_limit", limit)
+    recipe = stepped_recipe(optimiser)
+    plain, fused = (trajectory(Frozen(trains_normalisation, *reads), recipe, fused) for fused in (False, True))
+    assert_same_trajectory(plain, fused)
 
-        Trainer(learner, images_of(0, dtype=torch.float64), task_of(0), recipe, PLAIN).run(keeper=Keep())
-    assert len(places[0]) == len(places[1]) == 6
-    for step, (plain, flat) in enumerate(zip(*places, strict=True)):
-        for name, value in plain.items():
-            if not name.endswith("num_batches_tracked"):
-                torch.testing.assert_close(flat[name], value, atol=1e-9, rtol=1e-9, msg=f"{name} after step {step + 1}")
-    moved = places[0][0]["network.backbone.conv1.weight"] - places[0][-1]["network.backbone.conv1.weight"]
-    assert moved.abs().max() > 1e-4
+
+class Hidden(Frozen):
+    """A gradient that autograd's graph does not show: the checkpoint makes a graph of its own in the backward pass."""
+
+    def loss(self, batch: Batch) -> Terms:
+        again = checkpoint(self.network.backbone, batch.images.clone().requires_grad_(), use_reentrant=True)
+        return {"hidden": again.square().mean(), **super().loss(batch)}
+
+
+class ReadByOthers(Frozen):
+    """A gradient of something else that is computed with the backbone's weights, and is not theirs."""
+
+    def loss(self, batch: Batch) -> Terms:
+        fixed = {name: value.detach() for name, value in self.network.backbone.named_parameters()}
+        images = batch.images * self.network.heads[0].mean()
+        return {"other": functional_call(self.network.backbone, fixed, images).mean(), **super().loss(batch)}
+
+
+@pytest.mark.parametrize("trains_normalisation", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
+@pytest.mark.parametrize("kind", [Hidden, ReadByOthers])
+def test_what_is_seen_too_late_is_never_silent(kind: type[Frozen], trains_normalisation: bool) -> None:
+    recipe = stepped_recipe("sgd")
+    with pytest.raises(TrainingError, match=r"only during the backward pass.*--path plain"):
+        trajectory(kind(trains_normalisation), recipe, fused=True)
+    assert len(trajectory(kind(trains_normalisation), recipe, fused=False)) == 6
+
+
+class Lazy(Frozen):
+    """Its backbone takes part in every other step only."""
+
+    def loss(self, batch: Batch) -> Terms:
+        self.steps += 1
+        with torch.set_grad_enabled(self.steps % 2 == 0):
+            features = self.network.features(batch.images)
+        return {"current": cross_entropy(self.network.logits(features), batch.labels)}
+
+
+class Alone(Frozen):
+    """Calls the backbone itself, and nothing but that."""
+
+    def loss(self, batch: Batch) -> Terms:
+        return {"current": cross_entropy(self.network.logits(self.network.backbone(batch.images)), batch.labels)}
+
+
+class OnlyNormalisation(Frozen):
+    """Trains the BatchNorm layers and the heads, the convolutions not."""
+
+    def training_mode(self) -> None:
+        super().training_mode()
+        for module in self.network.backbone.modules():
+            if isinstance(module, nn.Conv2d):
+                module.requires_grad_(False)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("kind", [Lazy, Alone, OnlyNormalisation])
+@pytest.mark.parametrize("trains_normalisation", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
+def test_backbones_that_train_in_part_or_at_times(
+    optimiser: str, kind: type[Frozen], trains_normalisation: bool
+) -> None:
+    if kind is OnlyNormalisation and not trains_normalisation:
+        pytest.skip("Nothing of the backbone trains.")
+    if kind is Lazy and optimiser == "adam":
+        pytest.skip("Adam of PyTorch counts the steps of every parameter, ours those of the task.")
+    recipe = stepped_recipe(optimiser)
+    plain, fused = (trajectory(kind(trains_normalisation), recipe, fused) for fused in (False, True))
+    assert_same_trajectory(plain, fused, "norm1.weight" if kind is OnlyNormalisation else "conv1.weight")
 
 
 # -- what stays as it is ---------------------------------------------------------------------------------------------
@@ -434,14 +596,12 @@ def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    trainer = Trainer(first(), images_of(0), task_of(0), Recipe(batch_size=BATCH), PLAIN)
-    monkeypatch.setattr(trainer, "_compute", fail)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1)
     with pytest.raises(torch.OutOfMemoryError):
-        trainer._capture(BATCH)
+        CapturedStepRunner(CPU, BATCH)._capture(fail, BATCH)
     assert calls == ["begin", "end"]
     assert gc.isenabled()
 
@@ -449,7 +609,7 @@ def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trainer_is_let_go_at_once() -> None:
     """Without waiting for the collector: its moments and graphs are as large as the network."""
     trainer = Trainer(first(FUSED), images_of(0), task_of(0), Recipe(batch_size=BATCH), FUSED)
-    optimiser, backbone = weakref.ref(trainer.optimiser), weakref.ref(trainer.learner.network.fused)
+    optimiser, backbone = weakref.ref(trainer.optimiser), weakref.ref(trainer.learner.network.fast)
     gc.collect()
     gc.disable()
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,9 +15,10 @@ from torch.nn import functional
 from efcil.engine.optimiser import FlatOptimiser
 from efcil.errors import TrainingError
 from efcil.methods.base import ParameterGroup
-from efcil.network import fused as fused_module
-from efcil.network import operations
-from efcil.network.fused import FusedBackbone, channels_last_view
+from efcil.network import fast
+from efcil.network.fast import fused as fused_module
+from efcil.network.fast import operations
+from efcil.network.fast.fused import FusedBackbone, channels_last_view
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet
 from efcil.settings import Recipe
@@ -93,7 +97,7 @@ def test_features_gradients_and_statistics(
 @pytest.mark.parametrize("large", [False, True], ids=["small images", "large images"])
 @pytest.mark.parametrize("training", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
 def test_a_step_with_kernels_is_one_with_plain_operations(large: bool, training: bool) -> None:
-    kernels = pytest.importorskip("efcil.network.kernels", reason="Triton is not installed here")
+    kernels = pytest.importorskip("efcil.network.fast.kernels", reason="Triton is not installed here")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ends = []
     for module in (operations, kernels):
@@ -146,17 +150,167 @@ def test_a_new_step_forgets_the_gradients_of_the_last() -> None:
     torch.testing.assert_close(fused.norm_gradient, norm)
 
 
-def test_weights_that_are_changed_from_outside_are_noticed_after_invalidation() -> None:
+def scaled_weight(backbone: ResNet) -> None:
+    backbone.conv1.weight.mul_(2)
+
+
+def new_storage(backbone: ResNet) -> None:
+    backbone.conv1.weight.data = 2 * backbone.conv1.weight.data
+
+
+def moved_scale(backbone: ResNet) -> None:
+    backbone.norm1.weight.add_(1)
+
+
+def trained_statistics(backbone: ResNet) -> None:
+    backbone.train()(draw(4, 3, 8, 8, seed=9))
+    backbone.eval()
+
+
+def new_buffer(backbone: ResNet) -> None:
+    backbone.norm1._buffers["running_mean"] = backbone.norm1.running_mean + 1  # type: ignore[operator]
+
+
+def loaded(backbone: ResNet) -> None:
+    backbone.load_state_dict({name: 1.5 * value for name, value in backbone.state_dict().items()})
+
+
+def stepped(backbone: ResNet) -> None:
+    backbone.conv1.weight.grad = torch.ones_like(backbone.conv1.weight)
+    torch.optim.SGD([backbone.conv1.weight], 0.1).step()
+    backbone.conv1.weight.grad = None
+
+
+CHANGES = [scaled_weight, new_storage, moved_scale, trained_statistics, new_buffer, loaded, stepped]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_changes_from_outside_are_noticed(change: Callable[[ResNet], None]) -> None:
+    network = IncrementalNetwork(make(torch.float64)).eval()
+    fast.install(network, torch.float64)
+    images = draw(4, 3, 8, 8)
+    before = network.features(images)
+    change(network.backbone)
+    after = network.features(images)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, network.backbone(images))
+
+
+def test_working_weights_are_written_no_oftener_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither between looks at an unchanged network, nor between the steps of an optimiser that writes both."""
+    written: list[bool] = []
+    refresh = FusedBackbone.refresh
+    monkeypatch.setattr(FusedBackbone, "refresh", lambda self, folded: (written.append(folded), refresh(self, folded)))
     backbone = make(torch.float64).eval()
     fused = FusedBackbone(backbone, torch.float64)
+    fused(draw(4, 3, 8, 8))
+    groups: list[ParameterGroup] = [{"params": [c.weight for c in fused.convolutions], "learning_rate": 0.1}]
+    optimiser = FlatOptimiser(groups, Recipe(learning_rate=0.1), fused, block_steps=3)
+    optimiser.begin_block(0, 3, 1.0)
+    for _ in range(3):
+        optimiser.begin_step(None)
+        optimiser.backward(fused(draw(4, 3, 8, 8)).square().sum())
+        optimiser.step()
+    torch.testing.assert_close(fused(draw(4, 3, 8, 8)), backbone(draw(4, 3, 8, 8)))
+    assert written == [True]
+
+
+# -- where the layers themselves have to be called -------------------------------------------------------------------
+
+
+class Doubled(nn.Conv2d):
+    """A convolution of somebody else's."""
+
+
+def other_layer(backbone: ResNet) -> None:
+    backbone.conv1 = Doubled(3, 8, 3, padding=1, bias=False).double()
+
+
+def other_block(backbone: ResNet) -> None:
+    backbone.blocks.append(nn.Tanh())
+
+
+def hook(backbone: ResNet) -> None:
+    backbone.blocks[0].register_forward_hook(lambda module, given, returned: 2 * returned)
+
+
+def other_forward(backbone: ResNet) -> None:
+    forward = backbone.norm1.forward
+    backbone.norm1.forward = lambda x: 2 * forward(x)  # type: ignore[method-assign]
+
+
+def bias(backbone: ResNet) -> None:
+    backbone.conv1.bias = nn.Parameter(draw(8))
+
+
+def weight_norm(backbone: ResNet) -> None:
+    nn.utils.parametrizations.weight_norm(backbone.conv1)
+
+
+MODIFICATIONS = [other_layer, other_block, hook, other_forward, bias, weight_norm]
+
+
+@pytest.mark.parametrize("modify", MODIFICATIONS)
+def test_a_modified_backbone_stays_plain(modify: Callable[[ResNet], None]) -> None:
+    network = IncrementalNetwork(make(torch.float64)).eval()
+    assert network.path == "plain"
+    fast.install(network, torch.float64)
+    assert network.path == "fused"
+    fast.remove(network)
+    assert network.path == "plain"
+    modify(network.backbone)
+    fast.install(network, torch.float64)
+    assert network.path == "plain"
+
+
+def frozen_normalisation(backbone: ResNet) -> None:
+    backbone.train()
+    backbone.norm1.eval()
+
+
+@pytest.mark.parametrize("modify", [*(m for m in MODIFICATIONS if m is not other_forward), frozen_normalisation])
+@torch.no_grad()
+def test_a_backbone_modified_later_is_called_as_it_is(modify: Callable[[ResNet], None]) -> None:
+    network = IncrementalNetwork(make(torch.float64)).eval()
+    fast.install(network, torch.float64)
     images = draw(4, 3, 8, 8)
-    before = fused(images).detach()
+    before = network.features(images)
+    with torch.random.fork_rng():
+        modify(network.backbone)
+    expected = copy.deepcopy(network.backbone)(images)
+    assert not torch.allclose(expected, before) or modify is weight_norm
+    assert torch.equal(network.features(images), expected)
+
+
+def test_gradients_outside_of_a_training_step_are_ordinary_ones() -> None:
+    network = IncrementalNetwork(make(torch.float64)).eval()
+    fast.install(network, torch.float64)
+    images = draw(4, 3, 8, 8).requires_grad_()
+    network.features(images).square().sum().backward()
+    assert all(c.weight.grad is not None for c in network.backbone.modules() if isinstance(c, nn.Conv2d))
+    assert images.grad is not None
+    network.requires_grad_(False)
+    images.grad = None
+    network.features(images).square().sum().backward()
+    assert images.grad.abs().max() > 0
+
+
+def test_plainly_is_without_the_fast_path_and_without_half_precision() -> None:
+    network = IncrementalNetwork(make(torch.float32)).eval()
+    fast.install(network, torch.float32)
+    network.half_precision = True
+    images = draw(4, 3, 8, 8, dtype=torch.float32)
     with torch.no_grad():
-        backbone.conv1.weight.mul_(2)
-    fused.invalidate()
-    after = fused(images).detach()
-    assert not torch.allclose(before, after)
-    torch.testing.assert_close(after, backbone(images))
+        network.features(images)
+        with contextlib.suppress(KeyError), fast.plainly(network):
+            assert network.path == "plain"
+            assert torch.equal(network.features(images), network.backbone(images))
+            network.backbone.conv1.weight.data.mul_(2)  # which PyTorch does not count
+            raise KeyError
+        assert network.path == "fused"
+        assert network.half_precision
+        torch.testing.assert_close(network.features(images), network.backbone(images), atol=1e-4, rtol=1e-4)
 
 
 def test_training_and_evaluation_alternate() -> None:
@@ -172,18 +326,19 @@ def test_training_and_evaluation_alternate() -> None:
 def test_a_frozen_copy_is_one_of_its_own() -> None:
     network = IncrementalNetwork(make(torch.float32))
     network.add_head(3, torch.Generator().manual_seed(0))
-    network.fused = FusedBackbone(network.backbone, torch.float32)
+    fast.install(network, torch.float32)
     network.eval()
     images = draw(4, 3, 8, 8, dtype=torch.float32)
-    before = network.features(images).detach()
+    with torch.no_grad():
+        before = network.features(images)
     twin = network.frozen_copy()
-    assert twin.fused is not None
-    assert twin.fused is not network.fused
+    assert twin.fast is not None
+    assert twin.fast.backbone is twin.backbone
+    assert twin.backbone is not network.backbone
     with torch.no_grad():
         network.backbone.conv1.weight.mul_(2)
-    network.fused.invalidate()
-    assert torch.equal(twin.features(images), before)
-    assert not torch.allclose(network.features(images), before)
+        assert torch.equal(twin.features(images), before)
+        assert not torch.allclose(network.features(images), before)
     assert not any(parameter.requires_grad for parameter in twin.parameters())
 
 

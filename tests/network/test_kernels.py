@@ -6,7 +6,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="Triton is not installed here; the plain operations are used instead")
 
-from efcil.network import kernels, operations
+from efcil.network.fast import kernels, operations
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

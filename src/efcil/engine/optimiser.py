@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
+from efcil.errors import TrainingError
 from efcil.methods.base import ParameterGroup
-from efcil.network.fused import FusedBackbone, channels_last_view
+from efcil.network.fast.fused import FusedBackbone, channels_last_view
 from efcil.settings import Recipe
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
+
+_TOO_LATE = (
+    "The loss depends on weights of the backbone in a way that shows only during the backward pass, when the fused "
+    "network has already moved some of them. Train this method with --path plain."
+)
 
 
 def rate_factor(recipe: Recipe, epoch: int) -> float:
@@ -42,16 +47,20 @@ class Optimiser:
         """Forget the gradients. `index` is the step's place in the block where that lives on the device."""
         raise NotImplementedError
 
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of the loss."""
+        loss.backward()
+
     def step(self) -> None:
         """Move the parameters."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything needed to go on, as tensors by name."""
+        """Return everything needed to resume, as tensors by name."""
         raise NotImplementedError
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state that `state` returned."""
+        """Resume from a state that `state` returned."""
         raise NotImplementedError
 
 
@@ -122,18 +131,6 @@ class TorchOptimiser(Optimiser):
             self.inner.state[parameter][name] = value
 
 
-def _weak(method: Callable[[int, Tensor], None]) -> Callable[[int, Tensor], None]:
-    """Return a function that calls `method` without keeping its object, and so the memory of a task, alive."""
-    reference = weakref.WeakMethod(method)
-
-    def call(index: int, gradient: Tensor) -> None:
-        alive = reference()
-        assert alive is not None
-        alive(index, gradient)
-
-    return call
-
-
 @dataclass
 class _Segment:
     """A run of parameters that live in one flat tensor and move with one kernel."""
@@ -147,16 +144,21 @@ class _Segment:
     scales: list[Tensor] | None = None
     working: Tensor | None = None
     gathered: bool = True
+    #: Room for autograd's gradient and the fused backbone's, added; made by the first step that needs it.
     wide: Tensor | None = None
+    #: That sum, in a step that has it.
+    total: Tensor | None = None
 
 
 class FlatOptimiser(Optimiser):
     """Adam or SGD over flat tensors: one kernel for the convolutions, one for BatchNorm, one for everything else.
 
     The parameters of the modules become views of the flat tensors. The fused backbone hands over the gradient of each
-    convolution during the way back, in its working type; the kernel writes the next working weights while it is at it.
-    Where the loss reads parameters of the backbone `direct`ly, autograd's gradients of that are added at the end of the
-    way back, and nothing moves before; nor does it where a gradient longer than `limit` is scaled down.
+    convolution during the backward pass, in its working type; the kernel writes the next working weights as well.
+
+    A loss may also read parameters of the backbone itself (a penalty on weights, a call of the module). Autograd's
+    graph shows that before the backward pass; autograd's gradients are then added to the others at its end, and nothing
+    moves before. Nor does it where a gradient longer than `limit` is scaled down.
     """
 
     def __init__(
@@ -165,18 +167,14 @@ class FlatOptimiser(Optimiser):
         recipe: Recipe,
         fused: FusedBackbone,
         block_steps: int,
-        direct: bool = False,
         limit: float | None = None,
     ) -> None:
         self.recipe = recipe
-        self.direct = direct
         self.limit = limit
         self.fused = fused
         self.operations = fused.operations
         folded = not fused.backbone.training
-        if fused.folded is not folded:
-            fused.refresh(folded)
-        fused.update = None
+        fused.renew()
         rates = {id(p): g["learning_rate"] for g in groups for p in g["params"]}
         trained = [p for g in groups for p in g["params"]]
         convolutions: list[nn.Parameter] = [c.weight for c in fused.convolutions]  # type: ignore[misc]
@@ -190,7 +188,7 @@ class FlatOptimiser(Optimiser):
             scales = fused.scales() if folded else None
             self._add(convolutions, master, rates, fused.gradient, scales, fused.working)
             self._ends = torch.tensor([0, *fused.sizes]).cumsum(0).tolist()
-            fused.update = None if direct or limit is not None else _weak(self._update_convolution)
+            fused.written()  # the same numbers at another place
             fused.train_convolutions()
         elif any(id(p) in rates for p in convolutions):
             raise ValueError("the fused backbone trains all of its convolutions or none")
@@ -211,7 +209,9 @@ class FlatOptimiser(Optimiser):
         device = fused.working.device
         self.hyper = torch.zeros(block_steps, len(self.segments), 2, device=device, dtype=fused.bias.dtype)
         self._rates = self.hyper[0]
+        self._inside = [p for segment in self.segments if segment.gathered for p in segment.parameters]
         self._position = 0
+        self._direct = False
         self._moved = False
 
     @staticmethod
@@ -233,8 +233,7 @@ class FlatOptimiser(Optimiser):
     ) -> None:
         first, second = torch.zeros_like(master), torch.zeros_like(master)
         rate = rates[id(parameters[0])]
-        wide = torch.zeros_like(master) if self.direct and gathered else None
-        segment = _Segment(parameters, master, first, second, rate, gradient, scales, working, gathered, wide)
+        segment = _Segment(parameters, master, first, second, rate, gradient, scales, working, gathered)
         self.segments.append(segment)
 
     def begin_block(self, first_step: int, steps: int, factor: float) -> None:
@@ -261,54 +260,89 @@ class FlatOptimiser(Optimiser):
     def begin_step(self, index: Tensor | None) -> None:
         """Forget the gradients and look up the rates."""
         self.fused.zero_grad()
+        self.fused.learning = True
         for segment in self.segments:
-            if self.direct or not segment.gathered:
-                for parameter in segment.parameters:
-                    parameter.grad = None
+            for parameter in segment.parameters:
+                parameter.grad = None
         if index is None:
             self._rates = self.hyper[self._position]
             self._position += 1
         else:
             self._rates = self.hyper.index_select(0, index)[0]
-        self._moved = False
+        self._direct = self._moved = False
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients; the convolutions move meanwhile if nothing else in the loss reads the backbone."""
+        self._direct = _has_gradient(self._inside) or _reaches(loss, self._inside)
+        trained = any(segment.working is not None for segment in self.segments)
+        early = trained and not self._direct and self.limit is None
+        self.fused.update = self._update_convolution if early else None
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            # PyTorch's error for a weight that has changed since the forward pass, where it is still needed.
+            if self._moved and "inplace operation" in str(error):
+                raise TrainingError(_TOO_LATE) from error
+            raise
+        finally:
+            self.fused.update = None
 
     def _update_convolution(self, index: int, gradient: Tensor) -> None:
         """Move one convolution; called by the fused backbone as soon as its gradient is final."""
         self._moved = True
+        increment_version(self.segments[0].parameters[index])
         scales, part = self.segments[0].scales, slice(self._ends[index], self._ends[index + 1])
         self._move(0, part, gradient, None if scales is None else scales[index], self.fused.working[part])
         self.fused.turn(index)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move whatever has not moved yet."""
-        for segment in self.segments:
-            if segment.wide is not None:
-                self._add_direct(segment, segment.wide)
-            elif not segment.gathered:
+        """Move whatever has not moved yet. A backbone that no gradient has reached stays, as it does in PyTorch."""
+        if not self._direct and _has_gradient(self._inside):
+            if self._moved:
+                raise TrainingError(_TOO_LATE)
+            self._direct = True
+        reached = self._direct or self.fused.has_gradient
+        moving = [(n, s) for n, s in enumerate(self.segments) if reached or not s.gathered]
+        for _, segment in moving:
+            segment.total = None
+            if not segment.gathered:
                 torch.cat([_gradient(p).reshape(-1) for p in segment.parameters], out=segment.gradient)
+            elif self._direct:
+                segment.total = self._add_direct(segment)
         if self.limit is not None:
-            self._shorten(self.limit)
-        for number, segment in enumerate(self.segments):
-            if segment.wide is not None:
-                self._move_at_once(number, segment, segment.wide)
-            elif segment.working is not None:
-                if not self._moved:
-                    for index, gradient in enumerate(segment.gradient.split(self.fused.sizes)):
-                        self._update_convolution(index, gradient)
-            else:
+            self._shorten([segment for _, segment in moving], self.limit)
+        for number, segment in moving:
+            if segment.total is not None:
+                self._move_at_once(number, segment, segment.total)
+            elif segment.working is None:
                 self._move(number, slice(None), segment.gradient, None, None)
+            elif not self._moved:
+                for index, gradient in enumerate(segment.gradient.split(self.fused.sizes)):
+                    self._update_convolution(index, gradient)
+        if self._moved:
+            self.fused.written()
+        self.fused.learning = False
 
-    def _shorten(self, limit: float) -> None:
+    def _shorten(self, segments: list[_Segment], limit: float) -> None:
         """Scale all gradients down together, so that theirs as one vector is no longer than `limit`."""
-        squares = [_squared_length(segment, self.fused.sizes) for segment in self.segments]
+        squares = [_squared_length(segment, self.fused.sizes) for segment in segments]
         factor = (limit / (torch.stack(squares).sum().sqrt() + 1e-6)).clamp(max=1.0)  # as PyTorch's clip_grad_norm_
-        for segment in self.segments:
-            (segment.gradient if segment.wide is None else segment.wide).mul_(factor)
+        for segment in segments:
+            (segment.gradient if segment.total is None else segment.total).mul_(factor)
 
-    def _add_direct(self, segment: _Segment, total: Tensor) -> None:
-        """Write a part of the backbone's gradient through the features and that of the loss itself, added, to total."""
+    def _add_direct(self, segment: _Segment) -> Tensor:
+        """Return a part of the backbone's gradient through the features and that of the loss itself, added."""
+        if segment.wide is None:
+            segment.wide = torch.zeros_like(segment.master)
+        total = segment.wide
         torch.cat([_flat(_gradient(p)) for p in segment.parameters], out=total)
+        if self.fused.has_gradient:
+            self._add_fused(segment, total)
+        return total
+
+    def _add_fused(self, segment: _Segment, total: Tensor) -> None:
+        """Add the gradient through the features to that of the parameters themselves."""
         if segment.scales is None:
             total.add_(segment.gradient)
             return
@@ -357,8 +391,8 @@ class FlatOptimiser(Optimiser):
 
 def _squared_length(segment: _Segment, sizes: list[int]) -> Tensor:
     """Return the square of the length of a segment's gradient; that of folded weights is unfolded (chain rule)."""
-    if segment.wide is not None:
-        return torch.linalg.vector_norm(segment.wide).square()
+    if segment.total is not None:
+        return torch.linalg.vector_norm(segment.total).square()
     if segment.scales is None:
         return torch.linalg.vector_norm(segment.gradient, dtype=segment.master.dtype).square()
     pieces = zip(segment.gradient.split(sizes), segment.scales, strict=True)
@@ -373,3 +407,27 @@ def _flat(tensor: Tensor) -> Tensor:
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _has_gradient(parameters: list[nn.Parameter]) -> bool:
+    return any(parameter.grad is not None for parameter in parameters)
+
+
+def _reaches(loss: Tensor, parameters: list[nn.Parameter]) -> bool:
+    """Say whether a backward pass from `loss` would end at one of the parameters.
+
+    Autograd's graph ends in nodes that know their parameter. The fused backbone is one node without a way on to its
+    parameters, so the graph of a step is small, and following it costs the host some microseconds and the device
+    nothing.
+    """
+    wanted = {id(parameter) for parameter in parameters}
+    nodes, seen = [loss.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in wanted:
+            return True
+        nodes += [following for following, _ in node.next_functions]
+    return False

@@ -2,64 +2,28 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from efcil.data.store import TaskImages
+from efcil.engine.capture import step_runner
+from efcil.engine.execution import Execution
 from efcil.engine.feed import Feed
 from efcil.engine.optimiser import FlatOptimiser, Optimiser, TorchOptimiser, rate_factor
 from efcil.errors import TrainingError
 from efcil.methods.base import Method, Task
-from efcil.network.fused import FIRST, FusedBackbone
 from efcil.settings import Recipe
 
-WARM_UP_STEPS = 3
+__all__ = ["EpochReport", "Execution", "Keeper", "Position", "Trainer"]
+
 STEPS_AHEAD = 16
 MOST_TERMS = 8
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How training runs on this machine; chosen once per run."""
-
-    device: torch.device
-    half: bool
-    fused: bool
-    captured: bool
-    tf32: bool = False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type images are prepared in."""
-        return torch.bfloat16 if self.half and self.device.type == "cuda" else torch.float32
-
-    def equip(self, learner: Method) -> None:
-        """Give the learner's network the chosen way of computing features, or the plain one where it needs that."""
-        network = learner.network
-        network.half_precision = self.half
-        fused = self.fused and not learner.plain_only
-        network.fused = FusedBackbone(network.backbone, self.dtype) if fused else None
-
-    def stream(self) -> AbstractContextManager[object]:
-        """Return the context a run lives in: a CUDA stream of its own, since the default one cannot be captured."""
-        if self.device.type != "cuda":
-            return nullcontext()
-        return torch.cuda.stream(_main_stream(self.device))
-
-
-@cache
-def _main_stream(device: torch.device) -> torch.cuda.Stream:
-    # One for all runs of a process: memory that PyTorch keeps for reuse belongs to a stream, and would be lost with it.
-    return torch.cuda.Stream(device, priority=FIRST)
 
 
 @dataclass
@@ -73,7 +37,7 @@ class Position:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What is told of a finished epoch."""
+    """What is reported of a finished epoch."""
 
     epoch: int
     epochs: int
@@ -110,16 +74,14 @@ class Trainer:
         self.trains = bool(groups)
         if not self.trains:
             self.optimiser = Optimiser()  # never asked for anything: this method learns in end_task alone
-        elif learner.network.fused is not None:
-            fused, direct = learner.network.fused, learner.reads_parameters
-            self.optimiser = FlatOptimiser(groups, recipe, fused, self.feed.block_steps, direct, learner.gradient_limit)
+        elif learner.network.fast is not None:
+            fast = learner.network.fast
+            self.optimiser = FlatOptimiser(groups, recipe, fast, self.feed.block_steps, learner.gradient_limit)
         else:
             self.optimiser = TorchOptimiser(groups, recipe, execution.captured, learner.gradient_limit)
         self.names: list[str] = []
         self.losses = torch.zeros(self.feed.block_steps, MOST_TERMS, device=execution.device)
-        self._place = torch.zeros(1, device=execution.device, dtype=torch.int64)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._eager_steps: dict[int, int] = {}
+        self.steps = step_runner(execution, recipe.batch_size)
 
     def run(
         self,
@@ -127,7 +89,7 @@ class Trainer:
         on_epoch: Callable[[EpochReport], None] | None = None,
         keeper: Keeper | None = None,
     ) -> None:
-        """Train from `position` to the end of the task; `on_epoch` is told of every finished epoch."""
+        """Train from `position` to the end of the task; `on_epoch` gets a report of every finished epoch."""
         if not self.trains:
             return
         position = position or Position()
@@ -143,11 +105,11 @@ class Trainer:
                 self.optimiser.begin_block(epoch * self.feed.steps_per_epoch + start, steps, factor)
                 begin = max(done - start, 0)
                 self.optimiser.skip(begin)
-                self._place.fill_(begin)
+                self.steps.start_at(begin)
                 following = self.feed.next_block(epoch, start)
                 ahead = self.execution.captured and following[0] < self.recipe.epochs
                 for index in range(begin, steps):
-                    self._step(index, self.feed.batch_length(start + index))
+                    self.step(index, self.feed.batch_length(start + index))
                     if ahead and index >= min(begin + STEPS_AHEAD, steps // 4, steps - 1):
                         # The device has these steps to do while the host puts the next block together.
                         self.feed.stage(*following)
@@ -181,41 +143,9 @@ class Trainer:
 
     # -- one step ----------------------------------------------------------------------------------------------
 
-    def _step(self, index: int, length: int) -> None:
-        """Run step `index` of the block: eagerly, or as a captured graph once a few steps of its shape have run."""
-        if not self.execution.captured:
-            self._compute(index, length)
-            return
-        graph = self._graphs.get(length)
-        if graph is None:
-            eager = self._eager_steps.get(length, 0)
-            if eager < (WARM_UP_STEPS if length == self.recipe.batch_size else 1):
-                self._eager_steps[length] = eager + 1
-                self._compute(self._place, length)
-                return
-            graph = self._graphs[length] = self._capture(length)
-        graph.replay()
-
-    def _capture(self, length: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.current_stream().synchronize()
-        if torch.cuda.mem_get_info()[0] < torch.cuda.max_memory_allocated():
-            torch.cuda.empty_cache()  # a capture gets memory of its own, and cannot take back what eager steps left
-        collecting = gc.isenabled()
-        gc.disable()  # a tensor freed by the collector in the middle of a capture would spoil it
-        try:
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._compute(self._place, length)
-            except BaseException:
-                with suppress(RuntimeError):  # else the stream would go on capturing, and all that follows fail
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        finally:
-            if collecting:
-                gc.enable()
-        return graph
+    def step(self, index: int, length: int) -> None:
+        """Run step `index` of the block, of `length` images."""
+        self.steps.run(self._compute, index, length)
 
     def _compute(self, place: int | Tensor, length: int) -> None:
         """Forward, backward, update, for the batch at `place` of the block."""
@@ -223,7 +153,7 @@ class Trainer:
         terms = self.learner.loss(self.feed.batch(place, length))
         self.names = list(terms)
         values = torch.stack(list(terms.values()))
-        values.sum().backward()
+        self.optimiser.backward(values.sum())
         self.optimiser.step()
         with torch.no_grad():
             values = values.detach().float()

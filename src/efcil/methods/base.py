@@ -76,10 +76,6 @@ class Method(nn.Module):
     family: ClassVar[str] = "efc"
     #: Whether BatchNorm goes on learning after the first task; a method with a setting for it sets it in `__init__`.
     trains_normalisation: bool = True
-    #: Whether the loss reads backbone parameters itself, besides through features.
-    reads_parameters: ClassVar[bool] = False
-    #: Whether the method trains layer by layer also where others use the fused backbone.
-    plain_only: ClassVar[bool] = False
     #: Length that the gradient of all parameters together is cut to, if any. Nothing moves before all of it is known,
     #: which takes the fused backbone a little longer.
     gradient_limit: float | None = None
@@ -227,8 +223,6 @@ class Method(nn.Module):
                 device = buffer.device if buffer is not None else next(self.network.backbone.parameters()).device
                 owner._buffers[leaf] = tensor.to(device, copy=True)
         self.load_state_dict(tensors)
-        if self.network.fused is not None:
-            self.network.fused.invalidate()
         self.restored()
 
     def restored(self) -> None:

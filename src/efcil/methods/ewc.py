@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Task, Terms
 from efcil.methods.finetune import FineTune
+from efcil.network.fast import plainly
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
@@ -28,7 +28,6 @@ class ElasticWeightConsolidation(FineTune):
     name = "ewc"
     summary = "backbone parameters held where they were, weighted by a diagonal Fisher matrix"
     family = "scheduled"
-    reads_parameters: ClassVar[bool] = True
 
     @dataclass(frozen=True)
     class Settings:
@@ -143,18 +142,14 @@ def _summed_loss(weight: Tensor, labels: Tensor, features: Tensor) -> Tensor:
 @contextmanager
 def _layer_by_layer(network: IncrementalNetwork, learning: bool) -> Iterator[None]:
     """Compute features in float32 with ordinary gradients for every backbone parameter, then put everything back."""
-    fused, half, training = network.fused, network.half_precision, network.training
+    training = network.training
     flags = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
-    network.fused, network.half_precision = None, False
     network.backbone.requires_grad_(True)
     network.train(learning)
     try:
-        with torch.enable_grad():
+        with plainly(network), torch.enable_grad():
             yield
     finally:
         network.train(training)
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
-        network.fused, network.half_precision = fused, half
-        if fused is not None:
-            fused.invalidate()

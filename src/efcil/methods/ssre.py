@@ -13,6 +13,7 @@ from efcil.core import gaussians, prototypes
 from efcil.core.losses import cross_entropy, weighted_mean
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms
+from efcil.network import fast
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import BasicBlock, ResNet
 from efcil.settings import Recipe, option
@@ -30,7 +31,6 @@ class RepresentationExpansion(Method):
     family = "ssre"
     heads_have_temperature = True
     trains_normalisation = False
-    plain_only = True
     keeps = ("heads", "means")
 
     @dataclass(frozen=True)
@@ -76,6 +76,9 @@ class RepresentationExpansion(Method):
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, grow a head, freeze the backbone and put a zero adapter beside each 3x3."""
+        # The loss, which replaces kernels, runs layer by layer. So must the teacher: their distance begins at exactly
+        # zero, where the norm has no gradient, and rounding errors in its place would have one of full length.
+        fast.remove(self.network)
         self.keep_teacher()
         super().begin_task(task)
         self.network.backbone.requires_grad_(False)
@@ -133,6 +136,7 @@ class RepresentationExpansion(Method):
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Merge the adapters (after the first task: fold BatchNorm), then store the new classes' means."""
+        fast.remove(self.network)  # the means are compared with features that are computed layer by layer
         if task.index == 0 and self.settings.folded:
             fold_normalisation(self.network.backbone)
         self.merge()

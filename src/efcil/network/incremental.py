@@ -6,22 +6,24 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from efcil import seeds
-from efcil.network.fused import FusedBackbone
 from efcil.network.resnet import ResNet, make_backbone
+
+if TYPE_CHECKING:
+    from efcil.network.fast.fused import FusedBackbone
 
 
 class IncrementalNetwork(nn.Module):
     """Backbone plus heads. Logits of all heads, concatenated in task order, are the scores of all seen classes.
 
-    `half_precision` and `fused` are execution choices, not state: `half_precision` runs the backbone in bfloat16,
-    `fused` replaces the layer-by-layer backbone by one differentiable operation (see network/fused.py) that reads the
-    same parameters.
+    `half_precision` and `fast` are execution choices, not state: `half_precision` runs the backbone in bfloat16,
+    `fast` is what network/fast installs to run it as one operation that reads the same parameters.
     """
 
     def __init__(self, backbone: ResNet) -> None:
@@ -29,12 +31,17 @@ class IncrementalNetwork(nn.Module):
         self.backbone = backbone
         self.heads = nn.ParameterList()
         self.half_precision = False
-        self.fused: FusedBackbone | None = None
+        self.fast: FusedBackbone | None = None
 
     @property
     def feature_size(self) -> int:
         """Number of features the backbone gives per image."""
         return self.backbone.feature_size
+
+    @property
+    def path(self) -> str:
+        """How features are computed: `fused`, or `plain` for layer by layer."""
+        return "plain" if self.fast is None else "fused"
 
     @property
     def head_sizes(self) -> list[int]:
@@ -55,8 +62,8 @@ class IncrementalNetwork(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return float32 features (batch, n) of normalised images (batch, 3, h, w)."""
-        if self.fused is not None:
-            return self.fused(images)
+        if self.fast is not None and self.fast.applies(images):
+            return self.fast(images)
         context: AbstractContextManager[object] = (
             torch.autocast(images.device.type, dtype=torch.bfloat16) if self.half_precision else nullcontext()
         )
@@ -80,15 +87,7 @@ class IncrementalNetwork(nn.Module):
 
     def frozen_copy(self) -> IncrementalNetwork:
         """Return a copy in eval mode that never trains: the teacher of the next task."""
-        fused, self.fused = self.fused, None
-        try:
-            twin = copy.deepcopy(self)
-        finally:
-            self.fused = fused
-        twin.eval().requires_grad_(False)
-        if fused is not None:
-            twin.fused = FusedBackbone(twin.backbone, fused.dtype)
-        return twin
+        return copy.deepcopy(self).eval().requires_grad_(False)
 
 
 def fresh_network(name: str, seed: int, device: torch.device) -> IncrementalNetwork:

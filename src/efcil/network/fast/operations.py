@@ -1,6 +1,6 @@
 """The operations of the fused backbone other than 3x3 convolutions, in plain PyTorch.
 
-`network/kernels.py` has the same functions as Triton kernels; this version is the reference they are tested against
+`kernels.py` has the same functions as Triton kernels; this version is the reference they are tested against
 and what runs where there is no CUDA device. Activations are (batch, channels, h, w), usually channels-last.
 """
 
@@ -21,7 +21,7 @@ def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor
 
 
 def mask(gradient: Tensor, activation: Tensor, other: Tensor | None = None) -> Tensor:
-    """Return (gradient (+ other)) where `activation` > 0, else 0: the way back through a ReLU.
+    """Return (gradient (+ other)) where `activation` > 0, else 0: the backward pass of a ReLU.
 
     `other` may hold every other row and column alone, as the gradient of a stride-2 projection does; the rest is zero.
     """

@@ -11,11 +11,13 @@ separate kernels, casts, layout copies, unfused additions. Here the whole backbo
   as soon as its gradient is there.
 
 The parameters stay those of the `ResNet` module: this class only reads them, and the flat optimiser
-(engine/optimiser.py) writes both. The same code runs on the CPU with the plain operations, which is how it is tested.
+(engine/optimiser.py) writes both. Whatever else writes them is noticed by their version counters, and the working
+weights are made anew. The same code runs on the CPU with the plain operations, which is how it is tested.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,8 +30,8 @@ from torch.nn import functional
 
 from efcil.compiled import compiled
 from efcil.errors import TrainingError
-from efcil.network import operations
-from efcil.network.resnet import BasicBlock, ResNet
+from efcil.network.fast import operations
+from efcil.network.resnet import BasicBlock, BatchNorm, ResNet
 
 SIDE_STREAMS = 3
 LARGEST_TENSOR = 2**31 - 2**16  # offsets in kernels have 32 bits, and whole tiles may reach beyond the end
@@ -43,9 +45,46 @@ def _operations_for(device: torch.device) -> ModuleType:
     """Triton kernels where they can be compiled, plain PyTorch elsewhere."""
     if not compiled(device):
         return operations
-    from efcil.network import kernels
+    from efcil.network.fast import kernels
 
     return kernels
+
+
+def fits(backbone: nn.Module) -> bool:
+    """Say whether this file computes what the backbone computes: a `ResNet` of its own layers, and nothing added."""
+    modules = list(backbone.modules())
+    return (
+        type(backbone) is ResNet
+        and {type(module) for module in modules} <= {ResNet, nn.ModuleList, BasicBlock, nn.Conv2d, BatchNorm}
+        and all(module.bias is None for module in modules if isinstance(module, nn.Conv2d))
+        and not any(_hooked(module) or "forward" in vars(module) for module in modules)
+    )
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Say whether something is to be called whenever this layer runs."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+class _Versions:
+    """The versions of some tensors at one moment. PyTorch counts a tensor's changes on the host: nothing waits."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors  # kept, so that no new tensor can be taken for one of them
+        self.numbers = [self._number(tensor) for tensor in tensors]
+
+    @staticmethod
+    def _number(tensor: Tensor) -> tuple[int, int]:
+        return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+    def hold(self, tensors: list[Tensor]) -> bool:
+        """Say whether these are the same tensors, unchanged."""
+        return len(tensors) == len(self.tensors) and all(
+            mine is theirs and number == self._number(theirs)
+            for mine, theirs, number in zip(self.tensors, tensors, self.numbers, strict=True)
+        )
 
 
 def channels_last_view(flat: Tensor, shape: torch.Size) -> Tensor:
@@ -58,7 +97,7 @@ def channels_last_view(flat: Tensor, shape: torch.Size) -> Tensor:
 
 @dataclass
 class _Saved:
-    """What one forward pass keeps for the way back."""
+    """What one forward pass keeps for the backward pass."""
 
     images: Tensor
     frozen: bool
@@ -105,8 +144,14 @@ class FusedBackbone:
         self._gamma_gradients = list(self.norm_gradient[0].split(channels))
         self._beta_gradients = list(self.norm_gradient[1].split(channels))
         self.folded: bool | None = None
+        self._children = [(module, tuple(module._modules.values())) for module in backbone.modules()]
+        self._parameters = [(m, name, p) for m, _ in self._children for name, p in m._parameters.items()]
+        self._weight_versions, self._norm_versions = _Versions([]), _Versions([])
+        #: Whether a training step is under way whose optimiser takes the gradients that are computed here.
+        self.learning = False
         self.anchor = torch.zeros((), device=device, requires_grad=True)
-        #: Called with (number, gradient) as soon as a weight gradient is final; set by an optimiser that can use it.
+        #: Called with (number, gradient) as soon as a weight gradient is final; an optimiser that can use it sets it
+        #: for the length of a backward pass.
         self.update: Callable[[int, Tensor], None] | None = None
         cuda = device.type == "cuda"
         self._sides = [torch.cuda.Stream(device, priority=SECOND) for _ in range(SIDE_STREAMS if cuda else 0)]
@@ -116,7 +161,7 @@ class FusedBackbone:
         self._cudnn = cuda and dtype in (torch.bfloat16, torch.float16)
         self._half_bias = self.bias.to(dtype)
         self._half_biases = list(self._half_bias.split(channels))
-        #: The weights of convolutions of stride 1 as the way back wants them; none before an optimiser asks for them.
+        #: The weights of convolutions of stride 1 as the backward pass wants them, once an optimiser asks for them.
         self._turned: dict[int, Tensor] = {}
         self._nothing: dict[tuple[int, ...], Tensor] = {}
 
@@ -134,9 +179,41 @@ class FusedBackbone:
         assert norm.running_var is not None
         return norm.running_var
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedBackbone:
+        """Return one for the copy of the backbone; nothing else is worth copying."""
+        return FusedBackbone(copy.deepcopy(self.backbone, memo), self.dtype)
+
+    def renew(self) -> None:
+        """Write the working weights anew if they are not those of the module's parameters in its present mode."""
+        frozen = not self.backbone.training
+        if (
+            self.folded is not frozen
+            or not self._weight_versions.hold(self._weight_sources())
+            or (frozen and not self._norm_versions.hold(self._norm_sources()))
+        ):
+            self.refresh(folded=frozen)
+
+    def written(self) -> None:
+        """Take note that an optimiser has moved the convolutions, and the working weights with them."""
+        self._weight_versions = _Versions(self._weight_sources())
+
+    def forget(self) -> None:
+        """Have the working weights written anew before they are next used."""
+        self.folded = None
+
+    def _weight_sources(self) -> list[Tensor]:
+        return [convolution._parameters["weight"] for convolution in self.convolutions]  # type: ignore[misc]
+
+    def _norm_sources(self) -> list[Tensor]:
+        # PyTorch does not count changes of the running statistics by a BatchNorm, but it counts that of the counter.
+        both = (values for norm in self.norms for values in (norm._parameters.values(), norm._buffers.values()))
+        return [tensor for values in both for tensor in values if tensor is not None]
+
     @torch.no_grad()
     def refresh(self, folded: bool) -> None:
         """Write the working weights anew from the module's parameters, with BatchNorm folded in or not."""
+        self.written()
+        self._norm_versions = _Versions(self._norm_sources())
         scales = self.scales()
         for weight, convolution, scale in zip(self.weights, self.convolutions, scales, strict=True):
             plain = convolution.weight.detach()
@@ -174,23 +251,37 @@ class FusedBackbone:
         if index in self._turned:
             self.operations.turn(self.weights[index], self._turned[index])
 
-    def invalidate(self) -> None:
-        """Forget the working weights: something else changed the parameters."""
-        self.folded = None
-
     def _bias(self, convolution: nn.Module) -> Tensor:
         return self.biases[self._index[id(convolution)]]
 
     # -- running -----------------------------------------------------------------------------------------------
 
+    def applies(self, images: Tensor) -> bool:
+        """Say whether calling this is the same as calling the backbone, as it is now, layer by layer.
+
+        It is not where layers, weights (as `torch.func.functional_call` does), modes or hooks are no longer those of
+        the backbone that this was made for, nor for gradients that would be lost: those of the images, and those
+        outside of a training step.
+        """
+        if torch.is_grad_enabled() and (images.requires_grad or (self._trains() and not self.learning)):
+            return False
+        training = self.backbone.training
+        return (
+            all(norm.training is training for norm in self.norms)
+            and all(module._parameters.get(name) is own for module, name, own in self._parameters)
+            and all(tuple(module._modules.values()) == children for module, children in self._children)
+            and not any(_hooked(module) for module, _ in self._children)
+        )
+
+    def _trains(self) -> bool:
+        return any(parameter is not None and parameter.requires_grad for _, _, parameter in self._parameters)
+
     def __call__(self, images: Tensor) -> Tensor:
         """Return features (batch, n) of images (batch, 3, h, w); differentiable when gradients are on."""
-        frozen = not self.backbone.training
-        if self.folded is not frozen:
-            self.refresh(folded=frozen)
+        self.renew()
         images = images.to(self.dtype).contiguous(memory_format=torch.channels_last)
         most = self._largest_batch(*images.shape[2:])
-        if torch.is_grad_enabled() and self.convolutions[0].weight.requires_grad:
+        if torch.is_grad_enabled() and self._trains():
             if len(images) > most:
                 raise TrainingError(
                     f"A step of {len(images):,} images of {images.shape[-1]} pixels is too large for the fused "
@@ -206,6 +297,11 @@ class FusedBackbone:
         area = -(-height // first.stride[0]) * -(-width // first.stride[1])
         return max(1, LARGEST_TENSOR // (first.out_channels * area))
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a backward pass has come through here since `zero_grad`."""
+        return self._backward_calls > 0
+
     def zero_grad(self) -> None:
         """Forget the gradients of the last step."""
         self._forward_calls = 0
@@ -213,7 +309,7 @@ class FusedBackbone:
 
     @torch.no_grad()
     def run_forward(self, images: Tensor, keep: bool = True) -> tuple[Tensor, _Saved]:
-        """Return the features and, unless `keep` is off, what the way back needs: most of the memory that is used."""
+        """Return the features and, unless `keep` is off, what the backward pass needs: most of the memory used."""
         saved = _Saved(images, frozen=not self.backbone.training)
         layer = self._frozen_layer if saved.frozen else self._trained_layer
         x, stem = layer(images, self.backbone.conv1, None)
@@ -355,7 +451,7 @@ class _Backward:
         self.fused = fused
         self.frozen = frozen
         # Where this is the step's only pass through the backbone, a weight can move as soon as its gradient is there.
-        self.update = fused.update if fused._forward_calls == 1 else None
+        self.update = fused.update if fused._forward_calls == 1 and not fused.has_gradient else None
         self.weight_gradients: list[Tensor | None] = [None] * len(fused.convolutions)
         self.waiting: list[int | None] = [None] * max(len(fused._sides), 1)
         self.turn = 0

@@ -1,4 +1,4 @@
-"""The operations of network/operations.py as Triton kernels, for CUDA devices.
+"""The operations of operations.py as Triton kernels, for CUDA devices.
 
 All activations are dense channels-last tensors, so a tensor is a row-major matrix (batch * h * w, channels).
 Reductions are split over rows and finished in a second small kernel: no atomics, the same bits every time. Numbers that
@@ -14,7 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from efcil.network.convolution_kernels import dense, project, project_input, project_weight, stem, stem_weight, turn
+from efcil.network.fast.convolution_kernels import (
+    dense,
+    project,
+    project_input,
+    project_weight,
+    stem,
+    stem_weight,
+    turn,
+)
 
 __all__ = [
     "adam",

@@ -1,0 +1,84 @@
+"""Running a training step: as it is written, or captured once per batch length as a CUDA graph and replayed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from efcil.engine.execution import Execution
+
+WARM_UP_STEPS = 3
+
+#: A step: it gets its place in the block, a number or a tensor on the device that it moves on, and its batch length.
+Compute = Callable[[int | Tensor, int], None]
+
+
+class StepRunner:
+    """Runs every step as it is written."""
+
+    def start_at(self, index: int) -> None:
+        """Say which step of the block comes next."""
+
+    def run(self, compute: Compute, index: int, length: int) -> None:
+        """Run step `index` of the block, of `length` images."""
+        compute(index, length)
+
+
+class CapturedStepRunner(StepRunner):
+    """Runs a few steps of each batch length as they are written, captures one as a graph, and replays it.
+
+    A graph reads the place of its step from the device, and each step moves it on. The step is handed in with every
+    call and not kept, so that its owner and the memory of a task can be freed at once.
+    """
+
+    def __init__(self, device: torch.device, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.place = torch.zeros(1, device=device, dtype=torch.int64)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.eager_steps: dict[int, int] = {}
+
+    def start_at(self, index: int) -> None:
+        """Say which step of the block comes next."""
+        self.place.fill_(index)
+
+    def run(self, compute: Compute, index: int, length: int) -> None:
+        """Run the step of the block that comes next, of `length` images."""
+        graph = self.graphs.get(length)
+        if graph is None:
+            eager = self.eager_steps.get(length, 0)
+            if eager < (WARM_UP_STEPS if length == self.batch_size else 1):
+                self.eager_steps[length] = eager + 1
+                compute(self.place, length)
+                return
+            graph = self.graphs[length] = self._capture(compute, length)
+        graph.replay()
+
+    def _capture(self, compute: Compute, length: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.current_stream().synchronize()
+        if torch.cuda.mem_get_info()[0] < torch.cuda.max_memory_allocated():
+            torch.cuda.empty_cache()  # a capture gets memory of its own, and cannot take back what eager steps left
+        collecting = gc.isenabled()
+        gc.disable()  # a tensor freed by the collector in the middle of a capture would spoil it
+        try:
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                compute(self.place, length)
+            except BaseException:
+                with suppress(RuntimeError):  # else the stream would stay in capture, and all that follows fail
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        return graph
+
+
+def step_runner(execution: Execution, batch_size: int) -> StepRunner:
+    """Return what runs the steps of a task whose full batches have `batch_size` images."""
+    return CapturedStepRunner(execution.device, batch_size) if execution.captured else StepRunner()

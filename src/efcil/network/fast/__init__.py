@@ -1,0 +1,38 @@
+"""The fast path: a backbone run as one fused operation, wherever that gives what the layers one by one would give.
+
+The rest of the code knows two things of it: `IncrementalNetwork.features` uses it by itself once it is installed, and
+`plainly` is a context without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from efcil.network.fast.fused import FusedBackbone, fits
+from efcil.network.incremental import IncrementalNetwork
+
+
+def install(network: IncrementalNetwork, dtype: torch.dtype) -> None:
+    """Run the network's backbone fused, in `dtype`, if it is one that can be; `network.path` then says so."""
+    network.fast = FusedBackbone(network.backbone, dtype) if fits(network.backbone) else None
+
+
+def remove(network: IncrementalNetwork) -> None:
+    """Run the network's backbone layer by layer from now on."""
+    network.fast = None
+
+
+@contextmanager
+def plainly(network: IncrementalNetwork) -> Iterator[None]:
+    """Compute features layer by layer in full precision, with ordinary gradients, as long as the context lasts."""
+    fast, half = network.fast, network.half_precision
+    network.fast, network.half_precision = None, False
+    try:
+        yield
+    finally:
+        network.fast, network.half_precision = fast, half
+        if fast is not None:
+            fast.forget()  # some of PyTorch's optimisers change weights without counting it
