@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import ArrayLike
 
+from efcil import safe_json, safe_yaml
 from efcil.environment import environment
 from efcil.errors import RunFolderError
 from efcil.files import write_atomically
@@ -37,6 +37,8 @@ from efcil.settings.resolution import differences
 AGNOSTIC, AWARE, SIZES = "task-agnostic", "task-aware", "classes"
 __all__ = ["RunFolder", "RunFolderError", "environment", "find_runs", "locate", "write_atomically"]
 
+#: No folder can be called by a longer name, so no run is.
+LONGEST_NAME = 255
 REQUIRED = ("method", "label", "dataset", "scenario", "seed", "A_step", "A_inc")
 
 
@@ -92,9 +94,9 @@ class RunFolder:
         if not self.settings_file.exists():
             return None
         try:
-            content = yaml.safe_load(self.settings_file.read_text(encoding="utf-8"))
+            content = safe_yaml.read(self.settings_file)
             stored = content[RESOLVED_KEY]
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        except (OSError, safe_yaml.YamlError, KeyError, TypeError):
             raise _damaged(self.settings_file) from None
         if not isinstance(stored, dict):
             raise _damaged(self.settings_file)
@@ -157,7 +159,7 @@ class RunFolder:
             )
         except FileNotFoundError:
             raise RunFolderError(f"{self.accuracy_file} does not exist; the run has not finished a task yet.") from None
-        except (OSError, ValueError):
+        except (OSError, ValueError, csv.Error):
             raise _damaged(self.accuracy_file) from None
         if agnostic.shape != (len(sizes), len(sizes)) or aware.shape != agnostic.shape:
             raise _damaged(self.accuracy_file)
@@ -173,7 +175,7 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json; a file that is missing or damaged is named in the error."""
         try:
-            summary = json.loads(self.summary_file.read_text(encoding="utf-8"))
+            summary = safe_json.read(self.summary_file)
         except FileNotFoundError:
             raise RunFolderError(f"{self.summary_file} does not exist; the run has not finished.") from None
         except (OSError, ValueError):
@@ -188,7 +190,8 @@ class RunFolder:
         *lines, _ = self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n")
         for number, line in enumerate(lines, start=1):
             try:
-                json.loads(line)
+                if not isinstance(safe_json.parse(line), dict):
+                    raise ValueError
             except ValueError:
                 raise RunFolderError(
                     f"{self.metrics_file} is damaged in line {number}. Remove the line, or the folder to run again."
@@ -222,7 +225,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _natural(parts: Sequence[str]) -> list[list[tuple[int, str]]]:
-    return [[(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", p)] for p in parts]
+    return [[(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", p)] for p in parts]
 
 
 def _fits(name: str, value: Any) -> bool:
@@ -231,7 +234,7 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, int)
     if name in ("A_step", "A_inc"):
         return value is None or isinstance(value, int | float)
-    return isinstance(value, str) and value.isprintable()
+    return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
 
 
 def _damaged(file: Path) -> RunFolderError:

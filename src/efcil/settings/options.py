@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union
 
-from efcil.errors import SettingsError, unknown
+from efcil.errors import SettingsError, shortened, unknown
+from efcil.safe_json import whole_number
 
 Instance = TypeVar("Instance")
 
@@ -262,8 +263,8 @@ def _convert_bool(value: Any) -> bool:
 def _convert_int(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
-    number = int(value) if isinstance(value, str) else value
-    if int(number) != number:
+    number = whole_number(value) if isinstance(value, str) else value
+    if int(number) != number or abs(number) >= 2**63:  # random generators and files have 64 bits
         raise ValueError
     return int(number)
 
@@ -299,4 +300,4 @@ def _show(value: Any) -> str:
 
 
 def _wrong(name: str, value: Any, expected: str) -> SettingsError:
-    return SettingsError(f"Setting {name!r} must be {expected}, but it is {_show(value)!r}.")
+    return SettingsError(f"Setting {name!r} must be {expected}, but it is {shortened(_show(value))!r}.")
