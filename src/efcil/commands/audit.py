@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from efcil import output
 from efcil.commands.parser import add_debug, add_format
 from efcil.errors import printable, some
 
@@ -55,9 +55,9 @@ def execute(arguments: argparse.Namespace) -> int:
     held_out = None if arguments.held_out is None else arguments.held_out.expanduser()
     found = audit(arguments.model.expanduser(), arguments.data.expanduser(), held_out, _teller())
     if arguments.format == "json":
-        print(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+        print(output.to_json(found.to_json(), indent=1))
     else:
-        print(describe(found))
+        print(output.lines(describe(found)))
     return 1 if found.failed else 0
 
 
@@ -89,7 +89,8 @@ def describe(found: Any) -> str:
     for match in found.matches[:SHOWN_MATCHES]:
         verdict = f"IS IMAGE {printable(match.file)}" if match.found else "no image"
         lines.append(
-            f"   {match.tensor}, row {match.row}: correlation {match.correlation:.3f} with {match.compared_with}, "
+            f"   {printable(match.tensor)}, "
+            f"row {match.row}: correlation {match.correlation:.3f} with {match.compared_with}, "
             f"{match.unrelated:.3f} with {found.unrelated}: {verdict}"
         )
     if not found.matches:

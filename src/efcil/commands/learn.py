@@ -115,7 +115,7 @@ def execute(arguments: argparse.Namespace) -> int:
             format.write(folder, model.card, model.tensors())
             discard(folder)
             names = list(dict.fromkeys(map(str, labels)))
-            what = ("more of " if arguments.more else "") + ", ".join(names)
+            what = ("more of " if arguments.more else "") + ", ".join(map(printable, names))
             images, classes = _number(len(labels), "image"), _number(len(model.card.classes), "class")
             progress.say(f"{folder}: learned {what} from {images}; it knows {classes} now.")
     return 0

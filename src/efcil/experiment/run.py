@@ -42,6 +42,7 @@ from efcil.files import locked, refuse_unwritable
 from efcil.methods.base import Method, Task
 from efcil.network.incremental import IncrementalNetwork, fresh_network, trained_network
 from efcil.network.resnet import backbone_bytes
+from efcil.output import lines
 from efcil.report import matrix_text
 from efcil.runfolder import locate
 from efcil.settings import Recipe, Settings, resolve
@@ -82,7 +83,7 @@ def run_one(
     folder = locate(output, settings)
     if (finished := told_if_finished(folder, settings)) is not None:
         if not quiet:
-            print(finished)
+            print(lines(finished))
         return folder.path
     run = Run(settings, output, dataset, fingerprint or first_tasks.fingerprint(dataset))
     run.checkpoint_steps = checkpoint_steps

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from efcil.data.decode import Encoded
-from efcil.errors import DataError, some
+from efcil.errors import DataError
 from efcil.safe_json import parse
 
 #: What a row group may hold before it is decoded; a row group of usual files has a few MB.
@@ -59,7 +59,10 @@ def find_shards(folder: Path) -> dict[str, list[Path]] | None:
 
 def count_rows(shard: Path) -> int:
     """Return the number of rows a shard holds, from its footer."""
-    return int(_open(shard).metadata.num_rows)
+    rows = int(_open(shard).metadata.num_rows)
+    if rows < 0:
+        raise DataError(f"{shard} names {rows} rows, so it is damaged. Download it again.")
+    return rows
 
 
 def class_names(shard: Path, label_column: str) -> tuple[str, ...] | None:
@@ -93,12 +96,13 @@ def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Row
             if content is None:
                 raise DataError(f"{where} is missing. Download the file again.")
             images.append(Encoded(content, where))
-        yield Rows(start, images, labels)
         start += len(images)
+        if start > opened.metadata.num_rows:
+            break
+        yield Rows(start - len(images), images, labels)
     if start != opened.metadata.num_rows:
-        raise DataError(
-            f"{shard} holds {start} rows and not the {opened.metadata.num_rows} it names. Download it again."
-        )
+        named = opened.metadata.num_rows
+        raise DataError(f"{shard} holds {start} rows or more, but names {named}. Download it again.")
 
 
 def _tables(opened: Any, shard: Path, image_column: str, label_column: str) -> Iterator[Any]:
@@ -143,7 +147,8 @@ def _refuse_gaps(shards: list[Path]) -> None:
         missing = list(itertools.islice((number for number in range(total) if number not in found), _NAMED_MISSING))
         if missing:
             split = shards[0].name.split("-")[0]
-            names = some([f"{split}-{number:05d}-of-{total:05d}.parquet" for number in missing], _NAMED_MISSING - 1)
+            names = ", ".join(f"{split}-{number:05d}-of-{total:05d}.parquet" for number in missing)
+            names += " and perhaps more" if len(missing) == _NAMED_MISSING else ""
             raise DataError(f"{shards[0].parent} lacks {names}. Download the missing part of the dataset.")
 
 
