@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 * 2**20
+_PIECE_BYTES = 2**18
 #: Far more than any file of ours has, and far less than what ends Python's stack.
 MOST_LEVELS = 64
 #: Beyond 64-bit integers there is no number that anybody means; longer ones do not even become floats.
@@ -32,10 +33,12 @@ def read(file: Path, most: int = MOST_BYTES) -> Any:
 
 def read_text(file: Path, most: int = MOST_BYTES) -> str:
     """Return a UTF-8 file of at most `most` bytes; a larger one, and one that is no text, is a ValueError."""
+    content = bytearray()
     with open(file, "rb") as stream:
-        content = stream.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"it holds more than {most:,} bytes")
+        while piece := stream.read(_PIECE_BYTES):
+            content += piece
+            if len(content) > most:
+                raise ValueError(f"it holds more than {most:,} bytes")
     return content.decode("utf-8")
 
 
