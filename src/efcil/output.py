@@ -6,11 +6,13 @@ run what begins like a formula, and characters that turn the direction of writin
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +33,13 @@ def cell(value: object) -> object:
     if not isinstance(value, str):
         return value if value is None or isinstance(value, int | float) else cell(str(value))
     return f"'{value}" if _FORMULA.match(value) and not _NUMBER.fullmatch(value) else value
+
+
+def csv_line(values: Iterable[object]) -> str:
+    """Return a line of a CSV file. Text with any kind of line end is quoted, so that no cell begins a line."""
+    text = io.StringIO()
+    csv.writer(text).writerow(map(cell, values))  # which quotes what its own line end, CR LF, is made of
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def escape(text: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from efcil.commands.parser import add_debug, add_format, add_option, positive
 from efcil.errors import printable
-from efcil.output import cell, to_json
+from efcil.output import csv_line, lines, to_json
 from efcil.settings import Settings, options
 
 FORMATS = ("text", "json", "csv")
@@ -106,10 +105,8 @@ def _json(predictions: Iterable[Any]) -> None:
 
 def _csv(predictions: Iterable[Any]) -> None:
     """Print a table; names that a spreadsheet would take for formulas begin with an apostrophe."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(("image", "rank", "class", "probability"))
+    print("image,rank,class,probability")
     for each in predictions:
         for rank, (label, value) in enumerate(zip(each.labels, each.probabilities, strict=True), 1):
-            named = map(cell, (each.path, label))
-            path, name = map(printable, named) if sys.stdout.isatty() else named
-            writer.writerow((path, rank, name, f"{value:.6f}"))
+            line = csv_line((each.path, rank, label, f"{value:.6f}"))
+            print(lines(line) if sys.stdout.isatty() else line, end="")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import textwrap
 from collections.abc import Callable, Sequence
 
 from efcil.errors import SettingsError, printable, unknown
-from efcil.output import cell
+from efcil.output import csv_line
 from efcil.report.html import html
 from efcil.report.paper import PaperValue
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
@@ -135,8 +133,6 @@ def _latex(table: Table, metrics: Sequence[str]) -> str:
 
 def _csv(table: Table, metrics: Sequence[str]) -> str:
     """Text that a spreadsheet would take for a formula begins with an apostrophe; numbers are as they are."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     columns = [
         f"{metric}_{part}"
         for metric in metrics
@@ -149,7 +145,7 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
         if metric in metrics and classifier != "own"
     ]
     columns += [f"{classifier}_{metric}_{part}" for classifier, metric in others for part in ("mean", "std", "n")]
-    writer.writerow(map(cell, ["dataset", "scenario", "method", "n", "seeds", *columns, "notes", "problem"]))
+    lines = [["dataset", "scenario", "method", "n", "seeds", *columns, "notes", "problem"]]
     for row in table.rows:
         line: list[str] = [row.dataset, row.scenario, row.label, str(len(row.seeds)), " ".join(map(str, row.seeds))]
         for metric in metrics:
@@ -160,10 +156,10 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
                 line.append("" if published is None or published.std is None else f"{published.std:.2f}")
         for classifier, metric in others:
             line += _csv_cells(row.classifiers.get(classifier, {}).get(metric))
-        writer.writerow(map(cell, [*line, "; ".join(row.notes), ""]))
+        lines.append([*line, "; ".join(row.notes), ""])
     for problem in table.problems:
-        writer.writerow([""] * (6 + len(columns)) + [cell(f"{problem.path}: {problem.reason}")])
-    return text.getvalue()
+        lines.append([""] * (6 + len(columns)) + [f"{problem.path}: {problem.reason}"])
+    return "".join(csv_line(map(printable, line)) for line in lines)
 
 
 def _csv_cells(value: Statistic | None) -> list[str]:
