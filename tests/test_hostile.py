@@ -131,11 +131,11 @@ def test_results_that_are_too_deep_or_too_long(tmp_path: Path, value: str) -> No
         run.read_metrics()
 
 
-@pytest.mark.parametrize("text", ["1", "[]", "null"])
+@pytest.mark.parametrize("text", ["1", "[]", "null", "{}", '{"task": "x"}'])
 def test_lines_of_metrics_are_objects(tmp_path: Path, text: str) -> None:
     run = RunFolder(tmp_path)
     run.metrics_file.write_text(text + "\n")
-    with pytest.raises(RunFolderError, match="damaged in line 1"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is damaged"):
         run.truncate_metrics(lambda line: line["task"] <= 1)
 
 

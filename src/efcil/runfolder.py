@@ -132,7 +132,10 @@ class RunFolder:
     def truncate_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Keep only the lines for which `keep` is true, so that a resumed run repeats none of them."""
         lines = self._metric_lines()
-        kept = [line for line in lines if keep(json.loads(line))]
+        try:
+            kept = [line for line in lines if keep(json.loads(line))]
+        except (KeyError, TypeError):  # a line that is JSON but says nothing of its task
+            raise _damaged(self.metrics_file) from None
         if self.metrics_file.exists():
             write_atomically(self.metrics_file, "".join(line + "\n" for line in kept))
 

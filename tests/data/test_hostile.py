@@ -148,6 +148,20 @@ def test_archives_of_very_many_files_and_long_chains(tmp_path: Path, monkeypatch
         load(file)
 
 
+def test_the_checksum_of_an_archive_is_read(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    write_pickles(tmp_path / "p")
+    names = ("train", "test", "meta")
+    contents = [(name, (tmp_path / "p" / name).read_bytes()) for name in names]
+    archive = archive_of(tmp_path, *((member(f"c/{name}", len(content)), content) for name, content in contents))
+    content = bytearray(archive.read_bytes())
+    assert load(archive).number_of_classes == 100
+    content[-8] ^= 1
+    archive.write_bytes(content)
+    with pytest.raises(DataError, match="is damaged or truncated"):
+        load(archive)
+
+
 def test_files_of_a_folder_have_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "p"
     folder.mkdir()
