@@ -162,6 +162,8 @@ def _build_from_pickles(contents: dict[str, tuple[bytes, str]], allocate: Alloca
             raise DataError(f"{where} holds no array 'data' of 3072 bytes per image. Download the archive again.")
         if not isinstance(fine, list) or len(fine) != len(pixels) or not all(type(label) is int for label in fine):
             raise DataError(f"{where} holds no list 'fine_labels' with one label per image. Is it CIFAR-10?")
+        if any(label.bit_length() > 63 for label in fine):
+            raise DataError(f"{where} holds labels far beyond 0 .. 99. Download the archive again.")
         labels[split] = np.array(fine, np.int64)
         _check_labels(labels[split], where, 0)
         # In the file an image is its red, green and blue plane, one after the other.

@@ -75,6 +75,15 @@ def test_types_and_names_of_pickles_are_not_written_out(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_labels_that_no_array_can_hold(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    write_pickles(folder)
+    (folder / "train").write_bytes(pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "fine_labels": [1 << 200]}))
+    with pytest.raises(DataError, match="train holds labels far beyond"):
+        load(folder)
+
+
 def write_pickles(folder: Path) -> None:
     pixels = np.zeros((2, 3072), np.uint8)
     for split in ("train", "test"):
