@@ -300,9 +300,8 @@ class TestTraining:
             resolve(TrainingSettings(overrides={"tasks": 3}))
 
     def test_saved_models_call_the_preset_dataset(self) -> None:
-        from efcil.model.in_memory import Model
-
         from efcil.model.card import read_card
+        from efcil.model.in_memory import Model
 
         card = Model.create(TrainingSettings(preset="digits", device="cpu"), 8).card
         written = json.loads(json.dumps(card.to_json()))

@@ -14,7 +14,8 @@ from typing import Any
 from efcil import __version__
 from efcil.commands import COMMANDS
 from efcil.commands.parser import Parser, add_debug
-from efcil.errors import EfcilError, SettingsError, TrainingError, closest, printable
+from efcil.errors import EfcilError, SettingsError, TrainingError, closest
+from efcil.output import lines, printable_warnings
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 #: By format, what becomes of bytes of a name that are no text: JSON has an escape for them, elsewhere they stay bytes.
@@ -29,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the run
     try:
-        code = _dispatch(given)
+        with printable_warnings():
+            code = _dispatch(given)
         sys.stdout.flush()  # here, where a reader that has gone is still handled
         return code
     except KeyboardInterrupt as interruption:
@@ -106,5 +108,5 @@ def _prepare_output(form: str) -> None:
 
 def _fail(message: str, code: int) -> int:
     sys.stdout.flush()
-    print("efcil: " + "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
+    print("efcil: " + lines(message), file=sys.stderr)
     return code

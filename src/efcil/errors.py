@@ -40,6 +40,11 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
+def shortened(text: str, most: int = 80) -> str:
+    """Return text that is quoted in a sentence, the middle of a long one left out."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 4) :]}"
+
+
 def some(names: Sequence[object], most: int = 5) -> str:
     """Return names as a list in words, the last ones as a number where there are many."""
     shown = ", ".join(str(name) for name in names[:most])
@@ -49,11 +54,11 @@ def some(names: Sequence[object], most: int = 5) -> str:
 def closest(name: str, valid: Iterable[str]) -> str:
     """Return a phrase that names the closest valid spellings of `name` (if any) and lists all valid ones."""
     options = sorted(valid)
-    near = difflib.get_close_matches(name.lower(), options, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name[:200].lower(), options, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     return f"{hint} Valid: {', '.join(options) or '(none)'}."
 
 
 def unknown(kind: str, name: str, valid: Iterable[str], error: type[EfcilError] = SettingsError) -> EfcilError:
     """Build the error for an unknown `kind` (method, dataset, scenario, setting) called `name`."""
-    return error(f"Unknown {kind} {name!r}.{closest(name, valid)}")
+    return error(f"Unknown {kind} {shortened(name)!r}.{closest(name, valid)}")

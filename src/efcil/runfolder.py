@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import ArrayLike
 
+from efcil import safe_json, safe_yaml
 from efcil.engine import checkpoint
 from efcil.environment import environment
 from efcil.errors import EfcilError, RunFolderError
@@ -44,6 +44,8 @@ MODEL = "model"
 AGNOSTIC, AWARE, SIZES = "task-agnostic", "task-aware", "classes"
 __all__ = ["RunFolder", "RunFolderError", "environment", "find_runs", "locate", "write_atomically"]
 
+#: No folder can be called by a longer name, so no run is.
+LONGEST_NAME = 255
 REQUIRED = ("method", "label", "dataset", "scenario", "seed", "A_step", "A_inc")
 
 
@@ -100,9 +102,9 @@ class RunFolder:
         if not self.settings_file.exists():
             return None
         try:
-            content = yaml.safe_load(self.settings_file.read_text(encoding="utf-8"))
+            content = safe_yaml.read(self.settings_file)
             stored = content[RESOLVED_KEY]
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        except (OSError, safe_yaml.YamlError, KeyError, TypeError):
             raise _damaged(self.settings_file) from None
         if not isinstance(stored, dict):
             raise _damaged(self.settings_file)
@@ -138,7 +140,10 @@ class RunFolder:
     def truncate_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Keep only the lines for which `keep` is true, so that a resumed run repeats none of them."""
         lines = self._metric_lines()
-        kept = [line for line in lines if keep(json.loads(line))]
+        try:
+            kept = [line for line in lines if keep(json.loads(line))]
+        except (KeyError, TypeError):  # a line that is JSON but says nothing of its task
+            raise _damaged(self.metrics_file) from None
         if self.metrics_file.exists():
             write_atomically(self.metrics_file, "".join(line + "\n" for line in kept))
 
@@ -173,7 +178,7 @@ class RunFolder:
             )
         except FileNotFoundError:
             raise RunFolderError(f"{self.accuracy_file} does not exist; the run has not finished a task yet.") from None
-        except (OSError, ValueError):
+        except (OSError, ValueError, csv.Error):
             raise _damaged(self.accuracy_file) from None
         if agnostic.shape != (len(sizes), len(sizes)) or aware.shape != agnostic.shape:
             raise _damaged(self.accuracy_file)
@@ -195,7 +200,7 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json; a file that is missing, damaged or edited is named in the error."""
         try:
-            summary = json.loads(self.summary_file.read_text(encoding="utf-8"))
+            summary = safe_json.read(self.summary_file)
         except FileNotFoundError:
             raise RunFolderError(f"{self.summary_file} does not exist; the run has not finished.") from None
         except (OSError, ValueError, RecursionError):
@@ -231,7 +236,8 @@ class RunFolder:
         *lines, _ = self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n")
         for number, line in enumerate(lines, start=1):
             try:
-                json.loads(line)
+                if not isinstance(safe_json.parse(line), dict):
+                    raise ValueError
             except ValueError:
                 raise RunFolderError(
                     f"{self.metrics_file} is damaged in line {number}. Remove the line, or the folder to run again."
@@ -265,7 +271,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _natural(parts: Sequence[str]) -> list[list[tuple[int, str]]]:
-    return [[(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", p)] for p in parts]
+    return [[(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", p)] for p in parts]
 
 
 def _fits(name: str, value: Any) -> bool:
@@ -274,7 +280,7 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, int)
     if name in ("A_step", "A_inc"):
         return value is None or isinstance(value, int | float)
-    return isinstance(value, str) and value.isprintable()
+    return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -93,9 +93,12 @@ def test_an_entry_of_another_format_is_not_used(
     load_or_build(request_, tmp_path / "cache", Builder())
     (entry,) = entries(tmp_path / "cache")
     manifest = json.loads((entry / "manifest.json").read_text())
-    (entry / "manifest.json").write_text(json.dumps(manifest | {"format": 0}))
+    del manifest["checksum"]
+    (entry / "manifest.json").write_text(cache._manifest_text(manifest | {"format": 0}))
     build = Builder()
-    load_or_build(request_, tmp_path / "cache", build)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is no damage
+        load_or_build(request_, tmp_path / "cache", build)
     assert build.calls == 1
 
 

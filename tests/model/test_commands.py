@@ -301,3 +301,22 @@ def test_inspect(named: Path, capsys: Any) -> None:
     assert not facts["unfinished_task"]
     assert main(["inspect", str(named), "--format", "xml"]) == 2
     assert main(["inspect", str(named.parent)]) == 2
+
+
+def test_class_names_with_escapes_are_shown_without_them(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    escapes = "\x1b]0;owned\x07\x9b31m\u202e\nb\r"
+    for number, name in enumerate((escapes, f"=1+1{escapes}")):
+        shutil.copytree(folders / "first" / f"digit-{number}", tmp_path / "photos" / name)
+    loud = [each for each in QUICK if each != "--quiet"]
+    shown = [output(capsys, "learn", tmp_path / "model", "--data", tmp_path / "photos", *loud)]
+    assert shown[0].endswith(" from 48 images; it knows 2 classes now.\n")
+    assert "learned \\x1b]0;owned\\x07\\x9b31m\\u202e\\nb\\r, =1+1" in shown[0]
+    for format in ("text", "json"):
+        shown.append(output(capsys, "inspect", tmp_path / "model", "--format", format))
+        shown.append(output(capsys, "predict", tmp_path / "model", tmp_path / "photos", "--format", format))
+    for text in shown:
+        assert [c for c in text if not c.isprintable() and c != "\n"] == []
+    found = output(capsys, "predict", tmp_path / "model", tmp_path / "photos", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(found, newline="")))
+    assert len(rows) == 48
+    assert {row["class"] for row in rows} <= {escapes, f"'=1+1{escapes}"}

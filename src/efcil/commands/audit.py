@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from efcil import output
 from efcil.commands.parser import add_debug, add_format
 from efcil.errors import printable, some
 
@@ -50,9 +50,9 @@ def execute(arguments: argparse.Namespace) -> int:
     held_out = None if arguments.held_out is None else arguments.held_out.expanduser()
     found = audit(arguments.model.expanduser(), arguments.data.expanduser(), held_out)
     if arguments.format == "json":
-        print(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+        print(output.to_json(found.to_json(), indent=1))
     else:
-        print(describe(found))
+        print(output.lines(describe(found)))
     return 1 if found.failed else 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug, add_option
-from efcil.errors import SettingsError, unknown
+from efcil.errors import SettingsError, printable, unknown
 from efcil.settings import Settings, options
 
 
@@ -62,9 +62,10 @@ def describe(dataset: Any) -> str:
         counts = images.class_counts(classes)
         spread = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
         lines.append(f"  {name:<9} {len(images):>8,} images, {spread} per class")
-    names = ", ".join(dataset.class_names)
+    names = ", ".join(map(printable, dataset.class_names))
     lines.append(textwrap.fill(f"classes   {names}", 100, initial_indent="  ", subsequent_indent=" " * 12))
-    lines.append(f"  cache     {cache_place(dataset.train.images) or 'none needed: the images are in memory'}")
+    place = cache_place(dataset.train.images)
+    lines.append(f"  cache     {'none needed: the images are in memory' if place is None else printable(place)}")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug
-from efcil.errors import unknown
+from efcil.errors import printable, unknown
 
 
 def add_parser(subparsers: Any) -> None:
@@ -37,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
     file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
     _refuse_own(folder, file)
     difference = export(model, arguments.to, file)
-    print(f"{file}: {len(model.card.classes)} classes, at most {difference:.1e} from the original.")
+    print(f"{printable(file)}: {len(model.card.classes)} classes, at most {difference:.1e} from the original.")
     return 0
 
 

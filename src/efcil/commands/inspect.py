@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug, add_format
 from efcil.errors import printable
+from efcil.output import to_json
 
 FORMATS = ("text", "json")
 
@@ -42,10 +42,15 @@ def execute(arguments: argparse.Namespace) -> int:
         by_name = {name: {"shape": list(t.shape), "type": str(t.dtype)} for name, t in sorted(tensors.items())}
         facts = {"card": card.to_json(), "stored": [dataclasses.asdict(each) for each in stored], "tensors": by_name}
         beside = {"unfinished_task": others.unfinished, "other_files": others.files, "other_parts": others.parts}
-        print(json.dumps(facts | beside, indent=1, ensure_ascii=False))
+        print(to_json(facts | beside, indent=1))
         return 0
     print(describe(card, stored, others))
     return 0
+
+
+def _day(date: str) -> str:
+    """Return day and time as they are shown; what stands between the two may be any character."""
+    return f"{date[:10]} {date[11:16]}".rstrip()
 
 
 def describe(card: Any, stored: list[Any], others: Any) -> str:
@@ -61,12 +66,12 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
     labels = [printable(label) for label in card.labels]
     width = max(map(len, labels), default=0)
     for each, label in zip(card.classes, labels, strict=True):
-        learned = each.learned.replace("T", " ")[:16]
+        learned = _day(each.learned)
         images = f"  {each.images:>6,} images" if each.images else ""
         lines.append(f"  {label:<{width}}  task {each.task + 1:<3} learned {learned}{images}")
     more = [visit for visit in card.visits if visit.kind == "more"]
     for visit in more:
-        lines.append(f"  more of {visit.classes} classes on {visit.date.replace('T', ' ')[:16]}: {visit.images} images")
+        lines.append(f"  more of {visit.classes} classes on {_day(visit.date)}: {visit.images} images")
     lines += ["", "stored"]
     for row in stored:
         lines.append(f"  {row.title:<26} {row.numbers:>12,} numbers {row.bytes:>12,} bytes  {row.use}")

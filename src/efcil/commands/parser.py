@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from efcil.errors import SettingsError, closest, unknown
+from efcil.errors import SettingsError, closest, shortened, unknown
 from efcil.settings import Option
 from efcil.settings.options import show
 
@@ -90,8 +90,9 @@ def positive(flag: str) -> Callable[[str], int]:
     """Return the conversion of a flag whose value is a whole number of at least 1."""
 
     def check(text: str) -> int:
-        if not text.isdigit() or int(text) < 1:
-            raise SettingsError(f"{flag} must be a whole number, at least 1, but it is {text!r}.")
+        # More digits than these would be no number of anything that is counted here.
+        if not text.isdecimal() or len(text) > 18 or int(text) < 1:
+            raise SettingsError(f"{flag} must be a whole number, at least 1, but it is {shortened(text)!r}.")
         return int(text)
 
     return check

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from efcil.commands.parser import add_debug, add_format, add_option, positive
 from efcil.errors import printable
+from efcil.output import csv_line, lines, to_json
 from efcil.settings import TrainingSettings, options
 
 FORMATS = ("text", "json", "csv")
@@ -23,7 +22,8 @@ def add_parser(subparsers: Any) -> None:
         "predict",
         help="name the classes of images",
         description="Print the most probable classes of images, in the order in which they are given. A broken image "
-        "is named and left out; the exit code is 1 then. Probabilities are the softmax of the scores.",
+        "is named and left out; the exit code is 1 then. Probabilities are the softmax of the scores. "
+        "In CSV, names that a spreadsheet would take for a formula begin with an apostrophe.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument(
@@ -98,14 +98,15 @@ def _json(predictions: Iterable[Any]) -> None:
     for each in predictions:
         pairs = zip(each.labels, each.probabilities, strict=True)
         classes = [{"class": encode_label(label), "probability": round(value, 6)} for label, value in pairs]
-        print(separator + json.dumps({"image": each.path, "predictions": classes}, ensure_ascii=False), end="")
+        print(separator + to_json({"image": each.path, "predictions": classes}), end="")
         separator = ",\n"
     print("[]" if separator == "[\n" else "\n]")
 
 
 def _csv(predictions: Iterable[Any]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(("image", "rank", "class", "probability"))
+    """Print a table; names that a spreadsheet would take for formulas begin with an apostrophe."""
+    print("image,rank,class,probability")
     for each in predictions:
         for rank, (label, value) in enumerate(zip(each.labels, each.probabilities, strict=True), 1):
-            writer.writerow((each.path, rank, label, f"{value:.6f}"))
+            line = csv_line((each.path, rank, label, f"{value:.6f}"))
+            print(lines(line) if sys.stdout.isatty() else line, end="")

@@ -17,7 +17,8 @@ def add_parser(subparsers: Any) -> None:
         "report",
         help="table of runs as text, Markdown, LaTeX or CSV, or a page with figures",
         description="Mean and standard deviation over seeds of every run below the given folders, with the value of "
-        "the EFC paper where there is one. Accuracies are in percent.",
+        "the EFC paper where there is one. Accuracies are in percent. In CSV, text that a spreadsheet would take for a "
+        "formula begins with an apostrophe.",
     )
     parser.add_argument("runs", nargs="*", type=Path, default=[Path("runs")], help="folders of runs (default: runs)")
     parser.add_argument(

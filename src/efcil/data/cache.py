@@ -3,17 +3,19 @@
 An entry is a folder:
 
     <source>-<key>/
-      manifest.json               format, source, settings, checksum of the inputs, class names, and of every array file
-                                  its shape, size in bytes, SHA-256 and SHA-256 of sampled blocks
+      manifest.json               format, source, settings, checksum of the inputs, class names, of every array file
+                                  its shape, size in bytes, SHA-256 and SHA-256 of sampled blocks, and the SHA-256 of
+                                  all this
       train/images.npy, labels.npy
       test/images.npy, labels.npy
 
 Where entries live: in the folder asked for (`cache`, else $EFCIL_CACHE) and nowhere else; when none is asked for, in
 `.efcil-cache` beside the data if that may be written, else in ~/.cache/efcil.
 
-What is checked before an entry is used: the checksum of the inputs (changed inputs are decoded again and replace the
-entry), the size of every file, and the SHA-256 of every file up to 256 MiB. Of larger files the first, the last and 62
-evenly spaced blocks of 64 KiB are checked; damage between them is found only by `verify`.
+What is checked before an entry is used: every byte of the manifest, the checksum of the inputs (changed inputs are
+decoded again and replace the entry), the size of every file, and the SHA-256 of every file up to 256 MiB. Of larger
+files the first, the last and 62 evenly spaced blocks of 64 KiB are checked; damage between them is found only by
+`verify`.
 
 Entries appear by one rename of a complete, flushed folder. Processes that want the same entry wait for each other where
 the file system has locks, and do the work twice, harmlessly, where it has not.
@@ -38,13 +40,14 @@ import numpy as np
 from efcil.data.checksum import digest, relative_name, sampled_digest
 from efcil.data.images import ImageSet
 from efcil.errors import DataError
+from efcil.safe_json import parse, read_text
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system: entries are still installed by rename, only the waiting is lost
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 1  # to be raised whenever the layout changes, or what an input is decoded to
+FORMAT = 2  # to be raised whenever the layout changes, or what an input is decoded to
 SPLITS = ("train", "test")
 FULL_CHECK_BYTES = 256 * 2**20
 BESIDE = ".efcil-cache"
@@ -84,7 +87,7 @@ class _CannotWrite(Exception):
     """The cache folder at hand cannot be written; another one, or memory, may do."""
 
 
-class _Damaged(Exception):
+class _Damaged(DataError):
     """An entry exists for this request but is not what was written."""
 
 
@@ -176,10 +179,10 @@ def _open_arrays(entry: Path, manifest: Mapping[str, Any]) -> Decoded:
             images = np.load(entry / split / "images.npy", mmap_mode="r", allow_pickle=False)
             labels = np.load(entry / split / "labels.npy", allow_pickle=False)
             splits.append(ImageSet(images, labels))
-        except (OSError, ValueError, DataError) as error:
+        except Exception as error:  # NumPy's reader raises almost anything over a header that makes no sense
             raise _Damaged(f"The cached images in {entry / split} are damaged ({error}).") from error
     class_names = manifest.get("class_names")
-    if not isinstance(class_names, list):
+    if not isinstance(class_names, list) or not all(isinstance(name, str) for name in class_names):
         raise _Damaged(f"The cache manifest in {entry} names no classes.")
     return Decoded(splits[0], splits[1], tuple(class_names))
 
@@ -187,12 +190,23 @@ def _open_arrays(entry: Path, manifest: Mapping[str, Any]) -> Decoded:
 def _manifest(entry: Path) -> dict[str, Any]:
     file = entry / "manifest.json"
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        text = read_text(file)
+        manifest = parse(text)
     except (OSError, ValueError) as error:
         raise _Damaged(f"The cache manifest {file} cannot be read ({error}).") from error
     if not isinstance(manifest, dict):
         raise _Damaged(f"The cache manifest {file} is not a JSON object.")
+    # As text, so that no byte is left out: not a space, and not the checksum's own.
+    manifest.pop("checksum", None)
+    if text != _manifest_text(manifest):
+        raise _Damaged(f"The cache manifest {file} is not what was written: its checksum differs.")
     return manifest
+
+
+def _manifest_text(manifest: Mapping[str, Any]) -> str:
+    """Return a manifest as it is written, with the checksum of all that it says."""
+    checksum = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
+    return json.dumps({**manifest, "checksum": checksum}, indent=2) + "\n"
 
 
 def _check_files(entry: Path, manifest: Mapping[str, Any], *, full: bool) -> None:
@@ -255,7 +269,7 @@ def _build_entry(staging: Path, entry: Path, request: Request, build: Callable[[
             "class_names": list(built.class_names),
             "files": files,
         }
-        (staging / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        (staging / "manifest.json").write_bytes(_manifest_text(manifest).encode())
         for path in [*staging.rglob("*"), staging]:
             _flush_to_disk(path)
         # Opened before the rename: the maps stay valid even if another process replaces the entry a moment later.

@@ -57,6 +57,12 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
     """Decode one image to a uint8 array of size x size x 3; a DataError names the image when that is impossible."""
     try:
         with _open(encoded.content) as opened:
+            # Asked before it is decoded, which may take long: nothing is made smaller here.
+            if not fit.resize and opened.size != (fit.size, fit.size):
+                raise DataError(
+                    f"is {opened.size[0]} x {opened.size[1]} pixels where {fit.size} x {fit.size} is expected. "
+                    "Replace it with the original image."
+                )
             opened.load()
             pixels = fit_image(opened, fit)
     except DataError as error:
@@ -78,11 +84,6 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
             f"{encoded.where} cannot be decoded as an image ({_reason(error)}). "
             "Replace it with an intact copy, or remove it."
         ) from error
-    if pixels.shape != (fit.size, fit.size, 3):
-        raise DataError(
-            f"{encoded.where} is {pixels.shape[1]} x {pixels.shape[0]} pixels where {fit.size} x {fit.size} is "
-            "expected. Replace it with the original image."
-        )
     return pixels
 
 

@@ -10,7 +10,6 @@ Where tasks cannot be equal (cold and custom), sizes differ by one at most and t
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from efcil.errors import DataError, SettingsError, closest, unknown
+from efcil.errors import DataError, SettingsError, closest, shortened, unknown
+from efcil.safe_json import parse, read_text, whole_number
 
 ORDERS = {
     "efc": "shuffled with Python's generator and the run's seed, as EFC does",
@@ -213,14 +213,16 @@ def _order_from_file(file: Path, classes: int, class_names: Sequence[str]) -> tu
             index = index_of[entry]
         else:
             try:
-                index = int(entry)
+                index = entry if isinstance(entry, int) else whole_number(entry)
             except ValueError:
                 hint = (
                     closest(str(entry), class_names)
                     if class_names
                     else " This dataset's classes have no names; use indices."
                 )
-                raise SettingsError(f"{place} of {file} is not a class: {str(entry)!r}.{_shortened(hint)}") from None
+                raise SettingsError(
+                    f"{place} of {file} is not a class: {shortened(str(entry))!r}.{_shortened(hint)}"
+                ) from None
         if not 0 <= index < classes:
             raise SettingsError(f"{place} of {file} is class {index}, but classes run from 0 to {classes - 1}.")
         if index in seen:
@@ -244,17 +246,19 @@ def _shortened(hint: str) -> str:
 def _entries(file: Path) -> list[tuple[str, int | str]]:
     """Return the entries of a class-order file, each with the words that say where it stands."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file)
+    except (OSError, ValueError) as error:
         raise SettingsError(f"The class order {file} cannot be read as text ({error}).") from error
     if not text.lstrip().startswith("["):
         lines = [(f"Line {number}", line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
         return [(place, line) for place, line in lines if line]
     try:
-        listed = json.loads(text)
+        listed = parse(text)
     except ValueError as error:
         raise SettingsError(f"The class order {file} begins like a JSON list but is none ({error}).") from error
     for number, entry in enumerate(listed, start=1):
         if isinstance(entry, bool) or not isinstance(entry, int | str):
-            raise SettingsError(f"Entry {number} of {file} is neither a class index nor a class name: {entry!r}.")
+            raise SettingsError(
+                f"Entry {number} of {file} is neither a class index nor a class name: {shortened(repr(entry))}."
+            )
     return [(f"Entry {number}", entry) for number, entry in enumerate(listed, start=1)]

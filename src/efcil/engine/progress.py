@@ -16,6 +16,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from efcil.engine.trainer import EpochReport
+from efcil.output import lines
 
 LINES_PER_TASK = 10
 REFRESH_SECONDS = 0.1
@@ -61,7 +62,8 @@ class Progress:
             self._bars = None
 
     def say(self, text: str) -> None:
-        """Print and log some lines."""
+        """Print and log some lines, in which control characters are spelled out: names of classes may hold them."""
+        text = lines(text)
         self.log(text)
         if self.quiet:
             return

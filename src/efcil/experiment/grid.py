@@ -21,6 +21,7 @@ from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
 from efcil.experiment.summary import source_digest, told_if_finished
 from efcil.experiment.workers import Job, run_jobs
+from efcil.output import lines
 from efcil.presets import load_preset
 from efcil.runfolder import locate
 from efcil.settings import Settings
@@ -72,7 +73,7 @@ def run_grid(
     def say(text: str) -> None:
         if not quiet:
             with suppress(BrokenPipeError):  # whoever was reading has gone; training goes on
-                print(text, flush=True)
+                print(lines(text), flush=True)
 
     for each in settings:
         source_digest(each.method)  # now: the files may be edited while earlier runs train

@@ -34,6 +34,7 @@ from efcil.experiment.shared_tasks import SharedTask
 from efcil.experiment.state import RunState
 from efcil.experiment.summary import summarise_run, told_if_finished
 from efcil.files import locked, refuse_unwritable
+from efcil.output import lines
 from efcil.report import matrix_text
 from efcil.runfolder import locate
 from efcil.settings import Settings
@@ -58,7 +59,7 @@ def run_one(
     folder = locate(output, settings)
     if (finished := told_if_finished(folder, settings)) is not None:
         if not quiet:
-            print(finished)
+            print(lines(finished))
         return folder.path
     plan = Plan.make(settings, output, dataset, fingerprint)
     refuse_unwritable(folder.path, plan.needed_bytes())

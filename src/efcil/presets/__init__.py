@@ -8,8 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
+from efcil import safe_yaml
 from efcil.errors import SettingsError, unknown
 from efcil.settings.options import build, show
 from efcil.settings.recipe import Recipe
@@ -92,7 +91,7 @@ def method_values(method: str) -> dict[tuple[str, ...], list[str]]:
 def parse_preset(text: str, dataset: str, source: str) -> Preset:
     """Read a preset from YAML text; `source` names it in errors."""
     try:
-        content = yaml.safe_load(text)
+        content = safe_yaml.parse(text)
         if not isinstance(content, dict):
             raise SettingsError("it must hold 'name: value' lines.")
         for key in content:
@@ -109,8 +108,8 @@ def parse_preset(text: str, dataset: str, source: str) -> Preset:
             methods=_read_methods(content.get("methods", {})),
             named_by_data=bool(content.get("named_by_data", False)),
         )
-    except yaml.YAMLError as error:
-        raise SettingsError(f"The preset {source} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except safe_yaml.YamlError as error:
+        raise SettingsError(f"The preset {source} is not valid YAML: {error}.") from None
     except SettingsError as error:
         raise SettingsError(f"The preset {source} cannot be used: {error}") from None
 

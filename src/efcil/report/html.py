@@ -7,13 +7,13 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 
 import efcil
 from efcil.errors import EfcilError
+from efcil.output import escape
 from efcil.report.charts import Line, line_chart, style
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Table, mapping
 

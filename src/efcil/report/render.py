@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import textwrap
 from collections.abc import Callable, Sequence
 
-from efcil.errors import SettingsError, unknown
+from efcil.errors import SettingsError, printable, unknown
+from efcil.output import csv_line
 from efcil.report.html import html
 from efcil.report.paper import PaperValue
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
@@ -36,7 +35,7 @@ def render(table: Table, format: str = "text", metrics: Sequence[str] | None = N
 def _text(table: Table, metrics: Sequence[str], width: int = 80) -> str:
     blocks = []
     for (dataset, scenario), group in itertools.groupby(table.rows, key=lambda row: (row.dataset, row.scenario)):
-        rows, title = list(group), f"{dataset} {scenario}"
+        rows, title = list(group), printable(f"{dataset} {scenario}")
         blocks.append(_text_group(rows, title, metrics, width))
         blocks += [_text_classifiers(row, title, metrics, width) for row in rows if row.by_classifier(metrics)]
         notes = [textwrap.fill(note, width, subsequent_indent="  ", break_long_words=False) for note in _notes(rows)]
@@ -44,7 +43,8 @@ def _text(table: Table, metrics: Sequence[str], width: int = 80) -> str:
             blocks.append("\n".join(notes))
     if table.problems:
         # Paths stay whole so that they can be copied.
-        blocks.append("\n".join(["Not in the table:", *(f"  {item.path}: {item.reason}" for item in table.problems)]))
+        listed = [printable(f"  {item.path}: {item.reason}") for item in table.problems]
+        blocks.append("\n".join(["Not in the table:", *listed]))
     return "\n\n".join(blocks if table.rows else ["No finished runs.", *blocks]) + "\n"
 
 
@@ -61,17 +61,18 @@ def _text_classifiers(row: Row, title: str, metrics: Sequence[str], width: int) 
     shown = [metric for metric in CLASSIFIER_METRICS if metric in metrics]
     body = [[_ours(values.get(metric), metric, " ± ") for metric in shown] for values in found.values()]
     heading = [METRICS[metric] for metric in shown]
-    return _text_table(f"{title} {row.label}", ["classifier", *found], heading, body, width)
+    return _text_table(printable(f"{title} {row.label}"), ["classifier", *found], heading, body, width)
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    return [f"{row.label}: {note}" for row in rows for note in row.notes]
+    return [printable(f"{row.label}: {note}") for row in rows for note in row.notes]
 
 
 def _text_table(
     title: str, names: Sequence[str], heading: Sequence[str], body: Sequence[Sequence[str]], width: int
 ) -> str:
     """Write a table of numbers; `names` is the first column with its heading."""
+    names = [printable(name) for name in names]
     widths = [max(map(len, column)) for column in zip(heading, *body, strict=True)]
     numbers = sum(widths) + 2 * len(widths)
     first = max(len(names[0]), min(max(map(len, names)), width - numbers))
@@ -104,7 +105,10 @@ def _markdown(table: Table, metrics: Sequence[str]) -> str:
     for left, (heading, body) in _tables(table, metrics, " ± ", _escape_markdown):
         lines = [heading, ["---"] * left + ["---:"] * (len(heading) - left), *body]
         parts.append("".join("| " + " | ".join(line) + " |\n" for line in lines))
-    problems = [f"`{_one_line(problem.path)}`: {_one_line(problem.reason)}" for problem in table.problems]
+    problems = [
+        f"`{_one_line(problem.path).replace('`', chr(39))}`: {_escape_markdown(_one_line(problem.reason))}"
+        for problem in table.problems
+    ]
     for title, items in (("Notes", list(map(_escape_markdown, _notes(table.rows)))), ("Not in the table", problems)):
         if items:
             parts.append(f"{title}:\n\n" + "".join(f"- {item}\n" for item in items))
@@ -128,8 +132,7 @@ def _latex(table: Table, metrics: Sequence[str]) -> str:
 
 
 def _csv(table: Table, metrics: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    """Text that a spreadsheet would take for a formula begins with an apostrophe; numbers are as they are."""
     columns = [
         f"{metric}_{part}"
         for metric in metrics
@@ -142,7 +145,7 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
         if metric in metrics and classifier != "own"
     ]
     columns += [f"{classifier}_{metric}_{part}" for classifier, metric in others for part in ("mean", "std", "n")]
-    writer.writerow(["dataset", "scenario", "method", "n", "seeds", *columns, "notes", "problem"])
+    lines = [["dataset", "scenario", "method", "n", "seeds", *columns, "notes", "problem"]]
     for row in table.rows:
         line: list[str] = [row.dataset, row.scenario, row.label, str(len(row.seeds)), " ".join(map(str, row.seeds))]
         for metric in metrics:
@@ -153,10 +156,10 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
                 line.append("" if published is None or published.std is None else f"{published.std:.2f}")
         for classifier, metric in others:
             line += _csv_cells(row.classifiers.get(classifier, {}).get(metric))
-        writer.writerow([*line, "; ".join(row.notes), ""])
+        lines.append([*line, "; ".join(row.notes), ""])
     for problem in table.problems:
-        writer.writerow([""] * (6 + len(columns)) + [f"{problem.path}: {problem.reason}"])
-    return text.getvalue()
+        lines.append([""] * (6 + len(columns)) + [f"{problem.path}: {problem.reason}"])
+    return "".join(csv_line(map(printable, line)) for line in lines)
 
 
 def _csv_cells(value: Statistic | None) -> list[str]:
@@ -175,17 +178,17 @@ FORMATS: dict[str, Callable[[Table, Sequence[str]], str]] = {
 
 
 def _escape_markdown(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _one_line(text: object) -> str:
-    return " ".join(str(text).split())
+    return printable(" ".join(str(text).split()))
 
 
 def escape_latex(text: str) -> str:
     """Escape the characters that LaTeX reads as commands."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
+    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in printable(text))
 
 
 def _tables(

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from efcil import safe_yaml
 from efcil.errors import SettingsError, unknown
 from efcil.resolution.identity import pin
 from efcil.settings.benchmark import CUSTOM, Settings
@@ -147,28 +148,15 @@ def to_yaml(settings: Settings, resolved: Mapping[str, Any] | None = None) -> st
     return text
 
 
-class _OnceOnly(yaml.SafeLoader):
-    """Reads YAML and refuses a name that is given twice, of which one value would be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping, once its names are known to differ."""
-        names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _OnceOnly)  # a safe loader too
+        content = safe_yaml.read(path)
     except FileNotFoundError:
         raise SettingsError(f"There is no settings file {path}. Check the path given to --config.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise SettingsError(f"The settings file {path} cannot be read: {error}.") from None
-    except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
-        raise SettingsError(f"The settings file {path} is not valid YAML: {problem}.") from None
+    except safe_yaml.YamlError as error:
+        raise SettingsError(f"The settings file {path} is not valid YAML: {error}.") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar, Union
 
-from efcil.errors import SettingsError, unknown
+from efcil.errors import SettingsError, shortened, unknown
+from efcil.safe_json import whole_number
 
 Instance = TypeVar("Instance")
 
@@ -283,8 +284,8 @@ def _convert_bool(value: Any) -> bool:
 def _convert_int(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
-    number = int(value) if isinstance(value, str) else value
-    if int(number) != number:
+    number = whole_number(value) if isinstance(value, str) else value
+    if int(number) != number or abs(number) >= 2**63:  # random generators and files have 64 bits
         raise ValueError
     return int(number)
 
@@ -320,4 +321,4 @@ def _show(value: Any) -> str:
 
 
 def _wrong(name: str, value: Any, expected: str) -> SettingsError:
-    return SettingsError(f"Setting {name!r} must be {expected}, but it is {_show(value)!r}.")
+    return SettingsError(f"Setting {name!r} must be {expected}, but it is {shortened(_show(value))!r}.")

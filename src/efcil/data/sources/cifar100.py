@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import tarfile
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -17,12 +19,14 @@ from efcil.data.images import Dataset
 from efcil.data.sources import Source, SourceOptions
 from efcil.data.sources.pickles import read_pickle
 from efcil.data.sources.shards import class_names, count_rows, find_shards, read_rows
-from efcil.errors import DataError
+from efcil.errors import DataError, shortened
 
 HUB_REPOSITORY = "uoft-cs/cifar100"
 ARCHIVE = "cifar-100-python.tar.gz"
 FOLDER = "cifar-100-python"
 PARTS = ("train", "test", "meta")
+#: Beyond these something is no CIFAR-100: bytes of one file and of all files of an archive, files, images of a split.
+MOST_BYTES, MOST_UNPACKED, MOST_MEMBERS, MOST_IMAGES = 256 * 2**20, 512 * 2**20, 1000, 100_000
 
 # Kept as text because a list of 100 quoted words, one per line, would hide the rest of the file.
 _NAMES = (
@@ -120,6 +124,11 @@ def _build_from_shards(shards: dict[str, list[Path]], workers: int | None, alloc
     labels = {}
     for split, files in shards.items():
         counts = [count_rows(file) for file in files]
+        if sum(counts) > MOST_IMAGES:
+            raise DataError(
+                f"{files[0].parent} holds {sum(counts):,} {split} images, where CIFAR-100 has 60,000 in all. Check the "
+                "files."
+            )
         images = allocate(split, sum(counts), 32)
         parts = []
         begin = 0
@@ -153,6 +162,8 @@ def _build_from_pickles(contents: dict[str, tuple[bytes, str]], allocate: Alloca
             raise DataError(f"{where} holds no array 'data' of 3072 bytes per image. Download the archive again.")
         if not isinstance(fine, list) or len(fine) != len(pixels) or not all(type(label) is int for label in fine):
             raise DataError(f"{where} holds no list 'fine_labels' with one label per image. Is it CIFAR-10?")
+        if any(label.bit_length() > 63 for label in fine):
+            raise DataError(f"{where} holds labels far beyond 0 .. 99. Download the archive again.")
         labels[split] = np.array(fine, np.int64)
         _check_labels(labels[split], where, 0)
         # In the file an image is its red, green and blue plane, one after the other.
@@ -161,7 +172,9 @@ def _build_from_pickles(contents: dict[str, tuple[bytes, str]], allocate: Alloca
     names = read_pickle(content, where).get("fine_label_names")
     if not isinstance(names, list) or len(names) != 100:
         raise DataError(f"{where} holds no list 'fine_label_names' of 100 names. Download the archive again.")
-    return Built(labels, tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names))
+    if not all(isinstance(name, str | bytes) for name in names):
+        raise DataError(f"{where} holds class names that are no text. Download the archive again.")
+    return Built(labels, tuple(name.decode(errors="replace") if isinstance(name, bytes) else name for name in names))
 
 
 def _check_labels(labels: np.ndarray, where: str, start: int) -> None:
@@ -175,21 +188,70 @@ def _check_labels(labels: np.ndarray, where: str, start: int) -> None:
 
 def _read_folder(files: list[Path]) -> dict[str, tuple[bytes, str]]:
     try:
+        for file in files:
+            _refuse_large(file.stat().st_size, str(file))
         return {file.name: (file.read_bytes(), str(file)) for file in files}
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from error
 
 
+class _Bounded(io.RawIOBase):
+    """What an archive unpacks to, up to a limit: a few bytes can stand for very many, also between the files."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes, all that are wanted or up to the end."""
+        end = self._stream.tell() + size
+        if size < 0 or end > MOST_UNPACKED:
+            raise DataError(f"It unpacks to more than {MOST_UNPACKED / 2**20:.0f} MiB. Get {ARCHIVE}.")
+        return self._stream.read(size)
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place, counted from the beginning."""
+        if whence != io.SEEK_SET or position > MOST_UNPACKED:
+            raise DataError(f"It unpacks to more than {MOST_UNPACKED / 2**20:.0f} MiB. Get {ARCHIVE}.")
+        return self._stream.seek(position)
+
+    def tell(self) -> int:
+        """Return the place that is read next."""
+        return self._stream.tell()
+
+
+def _refuse_large(size: int, where: str) -> None:
+    if size > MOST_BYTES:
+        raise DataError(
+            f"{where} holds {size / 2**20:,.0f} MiB, where no file of CIFAR-100 has more than 150. Get {ARCHIVE}."
+        )
+
+
 def _read_archive(archive: Path) -> dict[str, tuple[bytes, str]]:
-    contents = {}
+    contents: dict[str, tuple[bytes, str]] = {}
     try:
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                name = member.name.rsplit("/", 1)[-1]
-                if name in PARTS and (stream := opened.extractfile(member)) is not None:
-                    contents[name] = (stream.read(), f"{member.name} in {archive}")
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{archive} is damaged or truncated ({error}). Download it again.") from error
+        with open(archive, "rb") as packed:
+            compressed = packed.read(2) == b"\x1f\x8b"
+            packed.seek(0)
+            unpacked: Any = gzip.GzipFile(fileobj=packed) if compressed else packed
+            bounded = _Bounded(unpacked)
+            with tarfile.open(fileobj=bounded, mode="r:") as opened:
+                for count, member in enumerate(opened):
+                    where = f"{member.name} in {archive}"
+                    _refuse_large(member.size, where)
+                    if count == MOST_MEMBERS:
+                        raise DataError(f"{archive} holds more than {MOST_MEMBERS} files. Get {ARCHIVE}.")
+                    name = member.name.rsplit("/", 1)[-1]
+                    if name in PARTS and (member.issym() or member.islnk()):
+                        raise DataError(f"{where} is a link, not the data. Get {ARCHIVE}.")
+                    if name in PARTS and (stream := opened.extractfile(member)) is not None:
+                        contents[name] = (stream.read(), where)
+            while compressed and bounded.read(1 << 20):
+                pass  # the checksum stands at the very end, beyond what the files need
+    except DataError:
+        raise
+    except Exception as error:  # damaged headers make the library raise almost anything
+        reason = shortened(str(error), 200) or type(error).__name__
+        raise DataError(f"{archive} is damaged or truncated ({reason}). Download it again.") from error
     for part in PARTS:
         if part not in contents:
             raise DataError(

@@ -47,23 +47,20 @@ def files_below(folder: Path) -> list[Path]:
     seen: set[tuple[int, int]] = set()
     above = _ancestors(folder)
 
-    def visit(current: str, link: bool = False) -> None:
-        identity = _identity(current)
-        # Links may lead in circles, and up to where the images of other classes are.
-        if identity in seen or (link and identity in above):
-            return
-        seen.add(identity)
-        with os.scandir(current) as children:
-            for child in children:
-                if child.name.startswith("."):
-                    continue
-                if child.is_dir():
-                    visit(child.path, child.is_symlink())
-                else:
-                    found.append(Path(child.path))
-
+    # A list instead of recursion: folders may be nested deeper than Python's stack.
+    waiting = [(str(folder), False)]
     try:
-        visit(str(folder))
+        while waiting:
+            current, link = waiting.pop()
+            identity = _identity(current)
+            # Links may lead in circles, and up to where the images of other classes are.
+            if identity in seen or (link and identity in above):
+                continue
+            seen.add(identity)
+            with os.scandir(current) as children:
+                visible = [child for child in children if not child.name.startswith(".")]
+            found += [Path(child.path) for child in visible if not child.is_dir()]
+            waiting += [(child.path, child.is_symlink()) for child in reversed(visible) if child.is_dir()]
     except OSError as error:
         raise DataError(f"{error.filename or folder} cannot be listed ({error.strerror or error}).") from error
     return sorted(found)

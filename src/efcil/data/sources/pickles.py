@@ -2,24 +2,32 @@
 
 A pickle is a small program that can call any function it names. Here the only names it may use are the four that an
 array needs, and each of them leads to an inert stand-in below; no code outside this file runs, not even NumPy's.
+
+Nor may it take long or fill the memory: it has a bounded number of steps, its dictionaries have text as keys (a few
+bytes can make a tuple whose hash takes years), and it is read by Python's own reader, whose memory grows with the
+steps.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from efcil.errors import DataError
+from efcil.errors import DataError, shortened
+
+#: The largest original file takes a quarter of a million: a step for every label and two for every name of a file.
+MOST_STEPS = 5_000_000
 
 
 class _PickledType:
     """Stands in for numpy.dtype: remembers its code, for example u1."""
 
     def __init__(self, code: object, *_: object) -> None:
-        self.code = code.decode("latin1") if isinstance(code, bytes) else str(code)
+        self.code = code.decode("latin1") if isinstance(code, bytes) else code
 
     def __setstate__(self, state: object) -> None:
         """Ignore the byte order: bytes have none, and nothing but bytes is read."""
@@ -49,9 +57,10 @@ def _array_from_buffer(raw: object, kind: object, shape: object, order: object) 
     return array
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":  # the only one that is ever used, for byte strings in old pickle protocols
-        raise pickle.UnpicklingError(f"encoding {encoding!r} is not allowed")
+def _encode(text: object, encoding: object) -> bytes:
+    # Latin-1 is the only one that is ever used, for byte strings in old pickle protocols.
+    if not isinstance(text, str) or encoding != "latin1":
+        raise pickle.UnpicklingError("it encodes text in a way that is not allowed")
     return text.encode("latin1")
 
 
@@ -65,27 +74,82 @@ for _package in ("numpy.core", "numpy._core"):
     _ALLOWED[_package + ".numeric", "_frombuffer"] = _array_from_buffer
 
 
-class _Unpickler(pickle.Unpickler):
+#: The steps a pickle of images may consist of. Sets, objects of other kinds and shared buffers have no place in one.
+_STEPS = """
+    PROTO FRAME STOP MARK POP POP_MARK DUP PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE
+    INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING BINBYTES
+    SHORT_BINBYTES BINBYTES8 BYTEARRAY8 UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 EMPTY_TUPLE TUPLE TUPLE1 TUPLE2
+    TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD
+"""  # as text because 55 quoted words, one per line, would hide the rest of the file
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own reader of pickles, which is slower than the usual one and lets every step be checked."""
+
+    stack: list[Any]
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self.steps = 0
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which has no place in image data")
+            where = shortened(f"{module}.{name}")
+            raise pickle.UnpicklingError(f"it asks for {where}, which has no place in image data")
         return _ALLOWED[module, name]
+
+    def check_keys(self, keys: list[Any]) -> None:
+        """Refuse keys of a dictionary that are no text, before they are hashed."""
+        if not all(isinstance(key, str | bytes) for key in keys):
+            raise pickle.UnpicklingError("it has a key that is no text")
+
+    def check(self, step: str) -> None:
+        """Refuse what must not be done: too many steps, keys that are no text, changes of what is not its own."""
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise pickle.UnpicklingError(f"it takes more than {MOST_STEPS:,} steps")
+        if step == "SETITEM":
+            self.check_keys(self.stack[-2:-1])
+        elif step in ("SETITEMS", "DICT"):
+            self.check_keys(self.stack[::2])
+        elif step == "BUILD" and not isinstance(self.stack[-2], _PickledType | _PickledArray):
+            raise pickle.UnpicklingError("it changes something that is no array")
+
+
+def _checked(name: str) -> Callable[[Any], None]:
+    # An array of bytes is read in the same way as bytes are: Python's step makes room for it before it looks for it.
+    usual = "BINBYTES8" if name == "BYTEARRAY8" else name
+    step = pickle._Unpickler.dispatch[getattr(pickle, usual)[0]]
+
+    def checked(unpickler: Any) -> None:
+        unpickler.check(name)
+        step(unpickler)
+
+    return checked
+
+
+def _refuse(_: Any) -> None:
+    raise pickle.UnpicklingError("it takes a step that has no place in image data")
+
+
+_Unpickler.dispatch = dict.fromkeys(range(256), _refuse)
+_Unpickler.dispatch |= {getattr(pickle, name)[0]: _checked(name) for name in _STEPS.split()}
 
 
 def read_pickle(content: bytes, where: str) -> dict[str, Any]:
     """Return the dictionary pickled in `content`, keys as text, arrays as NumPy arrays; `where` names it in errors."""
     try:
-        loaded = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        loaded = _Unpickler(content).load()
         if not isinstance(loaded, dict):
             raise ValueError("it holds no dictionary")
         return {
-            key.decode("latin1") if isinstance(key, bytes) else str(key): (
+            key.decode("latin1") if isinstance(key, bytes) else key: (
                 value.to_numpy() if isinstance(value, _PickledArray) else value
             )
             for key, value in loaded.items()
         }
     except Exception as error:  # damaged pickles raise almost anything
         raise DataError(
-            f"{where} is refused: it is not a pickled CIFAR-100 file ({error}). "
+            f"{where} is refused: it is not a pickled CIFAR-100 file ({shortened(str(error), 200)}). "
             "Download the original archive, cifar-100-python.tar.gz, again."
         ) from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import itertools
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,11 @@ import numpy as np
 
 from efcil.data.decode import Encoded
 from efcil.errors import DataError
+from efcil.safe_json import parse
 
+#: What a row group may hold before it is decoded; a row group of usual files has a few MB.
+MOST_GROUP_BYTES = 512 * 2**20
+_NAMED_MISSING = 20
 _NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.parquet$")
 
 
@@ -28,11 +33,11 @@ class Rows:
 
 def find_shards(folder: Path) -> dict[str, list[Path]] | None:
     """Return the train*.parquet and test*.parquet files in or below `folder`, or None when there is none at all."""
-    files = [
-        file
-        for file in sorted(folder.rglob("*.parquet"))
-        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    ]
+    files = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [Path(place, name) for name in names if name.endswith(".parquet") and not name.startswith(".")]
+    files.sort()
     found = {split: [file for file in files if file.name.startswith(split)] for split in ("train", "test")}
     if not any(found.values()):
         return None
@@ -45,29 +50,33 @@ def find_shards(folder: Path) -> dict[str, list[Path]] | None:
                 f"{folder} holds {split} shards in several folders ({', '.join(folders)}), which may be copies of each "
                 "other. Give the path of the one to read."
             )
+        for shard in shards:
+            if not shard.is_file():  # a pipe might never end
+                raise DataError(f"{shard} is no regular file. Give a folder with the files of the dataset.")
         _refuse_gaps(shards)
     return found
 
 
 def count_rows(shard: Path) -> int:
     """Return the number of rows a shard holds, from its footer."""
-    return int(_open(shard).metadata.num_rows)
+    rows = int(_open(shard).metadata.num_rows)
+    if rows < 0:
+        raise DataError(f"{shard} names {rows} rows, so it is damaged. Download it again.")
+    return rows
 
 
 def class_names(shard: Path, label_column: str) -> tuple[str, ...] | None:
     """Return the class names that the Hub keeps in a shard's schema, or None when there are none."""
     metadata = _open(shard).schema_arrow.metadata or {}
     try:
-        names = json.loads(metadata[b"huggingface"])["info"]["features"][label_column]["names"]
+        names = parse(metadata[b"huggingface"].decode())["info"]["features"][label_column]["names"]
     except (KeyError, TypeError, ValueError):
         return None
-    return tuple(str(name) for name in names) if isinstance(names, list) else None
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
 def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Rows]:
     """Yield the rows of a shard, one row group at a time; errors name the shard and, where it is known, the row."""
-    import pyarrow
-
     opened = _open(shard)
     available = opened.schema_arrow.names
     for column in (image_column, label_column):
@@ -76,13 +85,10 @@ def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Row
                 f"{shard} has no column {column!r} (it has {', '.join(available)}). "
                 "Check that the file belongs to this dataset."
             )
+    _check_types(opened.schema_arrow, shard, image_column, label_column)
     start = 0
-    for group in range(opened.metadata.num_row_groups):
-        try:
-            table = opened.read_row_group(group, columns=[image_column, label_column], use_threads=True)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise _broken(shard, error) from error
-        contents = _image_bytes(table.column(image_column), shard, image_column)
+    for table in _tables(opened, shard, image_column, label_column):
+        contents = _image_bytes(table.column(image_column))
         labels = _labels(table.column(label_column), shard, label_column, start)
         images = []
         for offset, content in enumerate(contents):
@@ -90,17 +96,59 @@ def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Row
             if content is None:
                 raise DataError(f"{where} is missing. Download the file again.")
             images.append(Encoded(content, where))
-        yield Rows(start, images, labels)
         start += len(images)
+        if start > opened.metadata.num_rows:
+            break
+        yield Rows(start - len(images), images, labels)
+    if start != opened.metadata.num_rows:
+        named = opened.metadata.num_rows
+        raise DataError(f"{shard} holds {start} rows or more, but names {named}. Download it again.")
+
+
+def _tables(opened: Any, shard: Path, image_column: str, label_column: str) -> Iterator[Any]:
+    """Yield the two columns, some rows at a time; groups that would fill the memory are refused before they are read.
+
+    Equal images are kept once in a file, and so they are when it is read: a small file can name a large one many times.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    leaf = f"{image_column}.bytes" if _is_struct(opened, image_column) else image_column
+    try:
+        reader = parquet.ParquetFile(shard, read_dictionary=[leaf])
+        for group in range(opened.metadata.num_row_groups):
+            _refuse_large(opened.metadata.row_group(group), (leaf, label_column), shard)
+            yield reader.read_row_group(group, columns=[leaf, label_column], use_threads=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _broken(shard, error) from error
+
+
+def _refuse_large(group: Any, columns: tuple[str, ...], shard: Path) -> None:
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    size = sum(abs(chunk.total_uncompressed_size) for chunk in chunks if chunk.path_in_schema in columns)
+    if size > MOST_GROUP_BYTES:
+        raise DataError(
+            f"{shard} has a row group of {size / 2**20:,.0f} MiB, and at most {MOST_GROUP_BYTES / 2**20:.0f} are read "
+            "at once. Write it again with smaller row groups."
+        )
+
+
+def _is_struct(opened: Any, column: str) -> bool:
+    import pyarrow
+
+    return bool(pyarrow.types.is_struct(opened.schema_arrow.field(column).type))
 
 
 def _refuse_gaps(shards: list[Path]) -> None:
     numbered = [(int(match[1]), int(match[2])) for shard in shards if (match := _NUMBERED.search(shard.name))]
     for total in {total for _, total in numbered}:
-        missing = sorted(set(range(total)) - {number for number, of in numbered if of == total})
+        found = {number for number, of in numbered if of == total}
+        # A name can ask for any number of shards, so no more are looked for than are named.
+        missing = list(itertools.islice((number for number in range(total) if number not in found), _NAMED_MISSING))
         if missing:
             split = shards[0].name.split("-")[0]
             names = ", ".join(f"{split}-{number:05d}-of-{total:05d}.parquet" for number in missing)
+            names += " and perhaps more" if len(missing) == _NAMED_MISSING else ""
             raise DataError(f"{shards[0].parent} lacks {names}. Download the missing part of the dataset.")
 
 
@@ -123,26 +171,35 @@ def _broken(shard: Path, error: Exception) -> DataError:
     return DataError(f"{shard} is not a readable Parquet file; it may be truncated ({reason}). Download it again.")
 
 
-def _image_bytes(column: Any, shard: Path, name: str) -> list[bytes | None]:
+def _check_types(schema: Any, shard: Path, image_column: str, label_column: str) -> None:
     import pyarrow
-    from pyarrow import compute
 
-    if pyarrow.types.is_struct(column.type):
-        fields = [column.type.field(index).name for index in range(column.type.num_fields)]
+    kind, label_kind = schema.field(image_column).type, schema.field(label_column).type
+    if pyarrow.types.is_struct(kind):
+        fields = [kind.field(index).name for index in range(kind.num_fields)]
         if "bytes" not in fields:
-            raise DataError(f"Column {name!r} of {shard} has no field 'bytes' (it has {', '.join(fields)}).")
-        column = compute.struct_field(column, "bytes")
-    if not (pyarrow.types.is_binary(column.type) or pyarrow.types.is_large_binary(column.type)):
-        raise DataError(f"Column {name!r} of {shard} holds {column.type} where encoded images (binary) are expected.")
-    contents: list[bytes | None] = column.to_pylist()
-    return contents
+            raise DataError(f"Column {image_column!r} of {shard} has no field 'bytes' (it has {', '.join(fields)}).")
+        kind = kind.field("bytes").type
+    if not (pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)):
+        raise DataError(f"Column {image_column!r} of {shard} holds {kind} where encoded images (binary) are expected.")
+    if not pyarrow.types.is_integer(label_kind):
+        raise DataError(f"Column {label_column!r} of {shard} holds {label_kind} where integer labels are expected.")
+
+
+def _image_bytes(column: Any) -> Iterator[bytes | None]:
+    import pyarrow
+
+    for chunk in column.chunks:
+        # Without the values of a struct that is itself missing.
+        encoded = chunk.flatten()[0] if pyarrow.types.is_struct(chunk.type) else chunk
+        if not pyarrow.types.is_dictionary(encoded.type):
+            yield from encoded.to_pylist()
+            continue
+        contents = encoded.dictionary.to_pylist()
+        yield from (None if place is None else contents[place] for place in encoded.indices.to_pylist())
 
 
 def _labels(column: Any, shard: Path, name: str, start: int) -> np.ndarray:
-    import pyarrow
-
-    if not pyarrow.types.is_integer(column.type):
-        raise DataError(f"Column {name!r} of {shard} holds {column.type} where integer labels are expected.")
     if column.null_count:
         row = start + column.to_pylist().index(None)
         raise DataError(f"The label in row {row} of {shard} is missing. Download the file again.")
