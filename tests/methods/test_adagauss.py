@@ -158,7 +158,7 @@ def test_gaussians_are_carried_as_the_adapter_carries_their_samples(monkeypatch)
     stream = short_stream()
     method = stream.start("adagauss", **{**SMALL, "adapter_samples": 40_000})
     method.begin_task(stream.tasks[1])
-    means, covariances = method.means.clone(), method.covariances.clone()
+    means, covariances = method.memory.means.clone(), method.memory.covariances.clone()
     generator = torch.Generator().manual_seed(2)
     matrix, shift = torch.eye(6) + 0.2 * torch.randn(6, 6, generator=generator), torch.ones(6)
 
@@ -169,8 +169,8 @@ def test_gaussians_are_carried_as_the_adapter_carries_their_samples(monkeypatch)
     monkeypatch.setattr(method, "_learn_adapter", lambda task, data: adapter)
     method.eval()
     stream.end(method, 1)
-    torch.testing.assert_close(method.means[:4], means @ matrix.T + shift, rtol=0, atol=0.05)
-    torch.testing.assert_close(method.covariances[:4], matrix @ covariances @ matrix.T, rtol=0, atol=0.1)
+    torch.testing.assert_close(method.memory.means[:4], means @ matrix.T + shift, rtol=0, atol=0.05)
+    torch.testing.assert_close(method.memory.covariances[:4], matrix @ covariances @ matrix.T, rtol=0, atol=0.1)
 
 
 def test_the_adapter_learns_the_drift() -> None:
@@ -215,12 +215,12 @@ def test_ridge_adapter_carries_means_and_covariances() -> None:
     stream = short_stream()
     method = stream.start("adagauss", **SMALL | {"adapter": "ridge"})
     stream.train(method, 1, SHORT)
-    means, covariances = method.means.clone(), method.covariances.clone()
+    means, covariances = method.memory.means.clone(), method.memory.covariances.clone()
     carried = transport.ridge_map(*method._pairs(stream.data[1], 0))
     stream.end(method, 1)
-    torch.testing.assert_close(method.means[:4], carried.points(means))
-    torch.testing.assert_close(method.covariances[:4], carried.covariances(covariances))
-    assert not torch.allclose(method.covariances[:4], covariances, rtol=1e-3)
+    torch.testing.assert_close(method.memory.means[:4], carried.points(means))
+    torch.testing.assert_close(method.memory.covariances[:4], carried.covariances(covariances))
+    assert not torch.allclose(method.memory.covariances[:4], covariances, rtol=1e-3)
 
 
 def test_ridge_adapter_without_drift_changes_nothing() -> None:
@@ -230,8 +230,8 @@ def test_ridge_adapter_without_drift_changes_nothing() -> None:
     method.begin_task(stream.tasks[1])
     method.eval()
     stream.end(method, 1)
-    torch.testing.assert_close(method.means[:4], before["means"], rtol=0, atol=1e-4)
-    torch.testing.assert_close(method.covariances[:4], before["covariances"], rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.memory.means[:4], before["means"], rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.memory.covariances[:4], before["covariances"], rtol=0, atol=1e-4)
 
 
 def test_scores_are_mahalanobis_distances_in_the_bottleneck() -> None:
@@ -240,7 +240,7 @@ def test_scores_are_mahalanobis_distances_in_the_bottleneck() -> None:
     images = stream.test_images[:20]
     with torch.no_grad():
         features = method.bottleneck(method.network.features(images))
-    kept = classifiers.ClassStatistics(method.means, method.covariances)
+    kept = classifiers.ClassStatistics(method.memory.means, method.memory.covariances)
     expected = classifiers.mahalanobis(kept, 3.0, 0.0, True)(features)
     torch.testing.assert_close(method.scores(images), expected)
 
@@ -254,9 +254,9 @@ def test_statistics_include_mirror_images_where_training_has_them(monkeypatch: p
     images = data.normalisation(data.images, torch.float32)[data.labels == 1]
     with torch.no_grad():
         rows, mirror = method.embed(images), method.embed(images.flip(3))
-    torch.testing.assert_close(plain.means[1], rows.mean(dim=0), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(never.means[1], plain.means[1])
-    torch.testing.assert_close(method.means[1], torch.cat([rows, mirror]).mean(dim=0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(plain.memory.means[1], rows.mean(dim=0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(never.memory.means[1], plain.memory.means[1])
+    torch.testing.assert_close(method.memory.means[1], torch.cat([rows, mirror]).mean(dim=0), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_new_layers_come_from_the_generator_alone() -> None:

@@ -103,7 +103,7 @@ class Trainer:
         self.task = task
         self.recipe = recipe
         self.execution = execution
-        learner.training_mode()
+        learner.training_mode(recipe)
         self.feed = Feed(learner, data, task, recipe.batch_size)
         groups = learner.parameter_groups(recipe)
         self.optimiser: Optimiser
@@ -112,9 +112,9 @@ class Trainer:
             self.optimiser = Optimiser()  # never asked for anything: this method learns in end_task alone
         elif learner.network.fused is not None:
             fused, direct = learner.network.fused, learner.reads_parameters
-            self.optimiser = FlatOptimiser(groups, recipe, fused, self.feed.block_steps, direct, learner.gradient_limit)
+            self.optimiser = FlatOptimiser(groups, recipe, fused, self.feed.block_steps, direct, recipe.gradient_clip)
         else:
-            self.optimiser = TorchOptimiser(groups, recipe, execution.captured, learner.gradient_limit)
+            self.optimiser = TorchOptimiser(groups, recipe, execution.captured, recipe.gradient_clip)
         self.names: list[str] = []
         self.losses = torch.zeros(self.feed.block_steps, MOST_TERMS, device=execution.device)
         self._place = torch.zeros(1, device=execution.device, dtype=torch.int64)

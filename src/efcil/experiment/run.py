@@ -39,7 +39,7 @@ from efcil.experiment.first_tasks import FirstTaskRecord, FirstTaskStore
 from efcil.experiment.summary import source_digest, summarise_run, told_if_finished
 from efcil.experiment.training import interrupted, train
 from efcil.files import locked, refuse_unwritable
-from efcil.methods.base import Method, Task
+from efcil.methods.base import Method, Task, Traits
 from efcil.network.incremental import IncrementalNetwork, fresh_network, trained_network
 from efcil.network.resnet import backbone_bytes
 from efcil.report import matrix_text
@@ -210,20 +210,23 @@ class Run:
         return 2 * (network + network + 3 * network) + 4 * _MEGABYTE
 
     @property
+    def traits(self) -> Traits:
+        """What is to be known of the method with its settings."""
+        return self.method_class.traits(self.resolved.method)
+
+    @property
     def joint(self) -> bool:
         """Whether every training begins anew with the images of all classes seen."""
-        return not self.method_class.exemplar_free
+        return self.traits.images == "all"
 
     def recipe(self, index: int) -> Recipe:
         """Return how task `index` is optimised."""
         if self.joint:
-            rotations = self.resolved.first_task.rotations and getattr(self.resolved.method, "rotations", True)
-            return dataclasses.replace(self.resolved.first_task, rotations=rotations)
+            return self.method_class.recipe(self.resolved.method, self.resolved.first_task)
         return self.resolved.first_task if index == 0 else self.resolved.later
 
     def _is_measured(self, index: int) -> bool:
-        every = not self.joint or getattr(self.resolved.method, "when", "every") == "every"
-        return every or index == self.scenario.number_of_tasks - 1
+        return self.traits.trained_after == "every" or index == self.scenario.number_of_tasks - 1
 
     def later_epochs(self, index: int) -> int:
         """Return how many epochs the tasks after task `index` have together."""
@@ -269,7 +272,7 @@ class Run:
         if self.settings.classifier != classifiers.ALL:
             return {}
         sizes = self.scenario.task_sizes[: index + 1]
-        names = [name for name in classifiers.possible(self.method.keeps) if name != classifiers.OWN]
+        names = [name for name in classifiers.possible(self.traits.keeps) if name != classifiers.OWN]
         rows = {name: evaluate(self.method, self.test, self.scenario, index, name)[0] for name in names}
         return {"classifiers": {name: float(np.average(row, weights=sizes)) for name, row in rows.items()}}
 

@@ -100,7 +100,7 @@ class Audit:
         found = []
         if self.unaccounted:
             names = ", ".join(self.unaccounted)
-            found.append(f"nobody has said what {names} is for. The method's author can, in its attribute `purposes`.")
+            found.append(f"nobody has said what {names} is for. The method's author can, where it is stored (`keep`).")
         if self.misfits:
             found.append(f"{'; '.join(self.misfits)}. Restore the model from a copy, or train it again.")
         if self.extras.files:
@@ -228,7 +228,7 @@ def inventory(card: Card, tensors: Mapping[str, Tensor]) -> list[Stored]:
 
 
 def _known(card: Card) -> tuple[purposes.Purpose, ...]:
-    return purposes.including(methods.get(card.settings.method).purposes)
+    return purposes.including(format.skeleton(card).purposes())
 
 
 def _read(paths: list[Path], labels: list[str], size: int) -> tuple[np.ndarray, list[Any]]:

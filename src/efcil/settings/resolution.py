@@ -48,11 +48,11 @@ def resolve(settings: Settings, image_size: int | None = None) -> Resolved:
     own, stages = split_overrides(settings)
     _refuse_misplaced(own, cls)
     method = method_settings(cls, {**preset.methods.get(settings.method, {}), **own})
-    family = cls.recipe_family(method)
+    later = cls.recipe(method, preset.later(cls.traits(method).family))
     first_epochs = settings.epochs if settings.first_task_epochs is None else settings.first_task_epochs
     recipes = {
         "first_task": _adjust(preset.first_task, first_epochs, settings.batch_size, stages["first_task"], "first_task"),
-        "later": _adjust(preset.later(family), settings.epochs, settings.batch_size, stages["later"], "later"),
+        "later": _adjust(later, settings.epochs, settings.batch_size, stages["later"], "later"),
     }
     size = settings.image_size if image_size is None else image_size
     return Resolved(
@@ -247,7 +247,25 @@ def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(SettingsError):  # a method that is not there any more: what is stored is all there is
         known["method_settings"] = methods.get(str(stored.get("method")))
     parts = {name: completed(cls, stored[name]) for name, cls in known.items() if isinstance(stored.get(name), Mapping)}
+    if "later" in parts and "method_settings" in parts:
+        with contextlib.suppress(SettingsError):
+            implied = recipe_as_implied(str(stored["method"]), str(stored["dataset"]), parts["method_settings"])
+            parts["later"] |= {name: value for name, value in implied.items() if name not in stored["later"]}
     return {**stored, **parts}
+
+
+def recipe_as_implied(method: str, dataset: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what records from before these fields existed mean by leaving them out of the recipe of later tasks.
+
+    Methods decided then, as they and the families of presets do now. `values` are the method's settings.
+    """
+    from efcil import methods
+    from efcil.presets import load_preset
+
+    cls = methods.get(method)
+    own = method_settings(cls, values)
+    recipe = cls.recipe(own, load_preset(dataset).later(cls.traits(own).family))
+    return {"gradient_clip": recipe.gradient_clip, "normalisation": recipe.normalisation}
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -289,7 +307,6 @@ def validate(settings: Settings) -> Settings:
     from efcil.data.sources import SourceOptions, sources
     from efcil.network.resnet import NETWORKS
 
-    classifiers.check(settings.classifier, settings.method, methods.get(settings.method).keeps)
     for kind, name, valid in (
         ("dataset", settings.dataset, sources()),
         ("scenario", settings.scenario, SCENARIOS),
@@ -305,4 +322,7 @@ def validate(settings: Settings) -> Settings:
         raise SettingsError(f"{problem} It is not a file either.")
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", settings.device):
         raise unknown("device", settings.device, ("auto", "cpu", "cuda", "cuda:0"))
-    return replace(settings, overrides=_typed_overrides(settings, resolve(settings)))
+    resolved = resolve(settings)
+    keeps = methods.get(settings.method).traits(resolved.method).keeps
+    classifiers.check(settings.classifier, settings.method, keeps)
+    return replace(settings, overrides=_typed_overrides(settings, resolved))
