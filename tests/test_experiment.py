@@ -161,7 +161,7 @@ class TestRunFolder:
         stored = summary["stored"]
         # Means, covariances and which belongs to whom, for ten classes of 64 features, and the feature matrix.
         assert stored["numbers"] == 10 * (64 + 64 * 64 + 1) + 64 * 64
-        assert stored["by_name"]["means"] == {"numbers": 640, "bytes": 2560}
+        assert stored["by_name"]["memory.means"] == {"numbers": 640, "bytes": 2560}
         network = {name: value for name, value in tensors(grid.run("efc")).items() if name.startswith("network.")}
         statistics = ("running_mean", "running_var", "num_batches_tracked")
         weights = [value.numel() for name, value in network.items() if not name.endswith(statistics)]
@@ -377,7 +377,10 @@ def test_a_task_that_was_under_way_with_another_version_of_an_own_method_begins_
         return RunFolder(run_one(settings, tmp_path / output, few, stop=stop))
 
     try:
-        edited = OWN_METHOD + "    trains_normalisation = False\n"
+        edited = (
+            OWN_METHOD
+            + "    def parameter_groups(self, recipe):\n        return super().parameter_groups(recipe)[1:]\n"
+        )
         whole = run(edited, "whole")
         for output, text, told in (("same", OWN_METHOD, "going on in task 2"), ("edited", edited, "it begins anew")):
             with monkeypatch.context() as patch, pytest.raises(Interrupted):

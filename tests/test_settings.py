@@ -448,7 +448,7 @@ class TestIdle:
             ("--set first_task.backbone_learning_rate=0.1", "first_task.learning_rate"),
             ("--method fetril fecam --set later.epochs=3", "the first task alone"),
             ("--method joint --set later.learning_rate=0.1", "Change first_task.learning_rate"),
-            ("--method fd --set efm_weight=5", "it is for regulariser=efm. Set that too"),
+            ("--set regulariser=features efm_weight=5", "it is for regulariser=efm. Set that too"),
             ("--set drift_ridge=1", "it is for prototype_update=linear or prototype_update=linear-residual"),
             (
                 "--method ewc --set fisher_trains_statistics=false fisher_batch_size=1",
@@ -473,7 +473,7 @@ class TestIdle:
             "--method fecam --epochs 3 --batch-size 8",
             "--set drift_ridge=1 prototype_update=linear",
             "--method efc++ --set efm_weight=5",  # which has no regulariser to choose
-            "--method fd --set efm_weight=10",
+            "--set regulariser=features efm_weight=10",
             "--method ewc --set fisher_trains_statistics=false fisher_batch_size=2",
         ],
     )
@@ -650,12 +650,18 @@ class TestPresets:
             expected = Recipe("adam", 1e-3, None, 0.0, 2e-4, 100, "steps", (45, 90), 0.1, 64, True)
             assert preset.first_task == expected
             assert preset.later("scheduled") == replace(expected, rotations=False)
-            assert preset.later("efc") == Recipe("adam", 1e-4, None, 0.0, 2e-4, 100, "constant", (), 0.1, 64, False)
-            assert preset.later("ssre") == Recipe("adam", 2e-4, None, 0.0, 5e-4, 60, "steps", (45,), 0.1, 128, False)
+            assert preset.later("efc") == Recipe(
+                "adam", 1e-4, None, 0.0, 2e-4, 100, "constant", (), 0.1, 64, normalisation="frozen"
+            )
+            assert preset.later("ssre") == Recipe(
+                "adam", 2e-4, None, 0.0, 5e-4, 60, "steps", (45,), 0.1, 128, normalisation="frozen"
+            )
         subset, full = load_preset("imagenet-subset"), load_preset("imagenet")
         assert subset.first_task == Recipe("sgd", 0.1, None, 0.9, 5e-4, 160, "steps", (80, 120, 150), 0.1, 64, True)
         assert full.first_task == replace(subset.first_task, batch_size=256, rotations=False)
-        assert subset.later("efc") == Recipe("adam", 1e-4, 1e-5, 0.0, 2e-4, 100, "constant", (), 0.1, 64, False)
+        assert subset.later("efc") == Recipe(
+            "adam", 1e-4, 1e-5, 0.0, 2e-4, 100, "constant", (), 0.1, 64, normalisation="frozen"
+        )
         assert full.later("efc") == replace(subset.later("efc"), batch_size=256)
 
     def test_first_task_recipe_can_be_asked_for_later_tasks(self) -> None:

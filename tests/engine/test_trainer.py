@@ -267,12 +267,11 @@ def test_weight_decay_is_coupled_and_adam_is_adam() -> None:
 class Frozen(Method):
     """Cross-entropy with BatchNorm frozen, or learning; heads and backbone at rates of their own."""
 
-    def __init__(self, trains_normalisation: bool) -> None:
+    def __init__(self) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             backbone = ResNet((8, 16), (1, 1)).double().to(memory_format=torch.channels_last)
         super().__init__(IncrementalNetwork(backbone))
-        self.trains_normalisation = trains_normalisation  # type: ignore[misc]
         self.begin_task(task_of(0))
         self.network.double()
 
@@ -283,14 +282,13 @@ class Frozen(Method):
         return terms
 
 
-@pytest.mark.parametrize("trains_normalisation", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
+@pytest.mark.parametrize("normalisation", ["trained", "frozen"])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 @pytest.mark.parametrize("direct", [False, True], ids=["through features", "directly too"])
 @pytest.mark.parametrize("limit", [None, 0.1])
 def test_the_flat_optimiser_is_the_one_of_pytorch(
-    monkeypatch: pytest.MonkeyPatch, limit: float | None, direct: bool, optimiser: str, trains_normalisation: bool
+    monkeypatch: pytest.MonkeyPatch, limit: float | None, direct: bool, optimiser: str, normalisation: str
 ) -> None:
-    monkeypatch.setattr(Frozen, "gradient_limit", limit)
     monkeypatch.setattr(Frozen, "reads_parameters", direct)
     recipe = Recipe(
         optimiser=optimiser,
@@ -303,10 +301,12 @@ def test_the_flat_optimiser_is_the_one_of_pytorch(
         milestones=(1, 2),
         decay=0.5,
         batch_size=BATCH,
+        gradient_clip=limit,
+        normalisation=normalisation,
     )
     places: list[list[dict[str, Tensor]]] = [[], []]
     for fused, states in zip((False, True), places, strict=True):
-        learner = Frozen(trains_normalisation)
+        learner = Frozen()
         if fused:
             learner.network.fused = FusedBackbone(learner.network.backbone, torch.float64)
 

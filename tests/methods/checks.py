@@ -221,7 +221,9 @@ def run(stream: Stream, method: Method, first: int, recipe: Recipe = SHORT) -> t
         if index > 0:
             method.begin_task(task)
             before = normalisation_state(method)
-            Trainer(method, data, task, fitting(method, recipe), PLAIN).run(on_epoch=lambda report, to=terms: to.append(report.terms))
+            Trainer(method, data, task, fitting(method, recipe), PLAIN).run(
+                on_epoch=lambda report, to=terms: to.append(report.terms)
+            )
         method.eval()
         with torch.no_grad():
             method.end_task(task, data)

@@ -13,6 +13,7 @@ from efcil import seeds
 from efcil.core import classifiers, transport
 from efcil.data.augment import make_augmentation
 from efcil.methods.adagauss import collapse, factor_by_columns, principal_components, two_layers
+from efcil.settings import Settings, resolve
 
 SMALL: dict[str, Any] = {"bottleneck": 6, "width": 32, "adapter": "mlp", "adapter_epochs": 5, "adapter_samples": 500}
 
@@ -64,7 +65,7 @@ def test_the_first_task_leaves_no_direction_that_the_adapter_would_have_to_widen
 
 
 def test_the_bottleneck_is_not_wider_than_the_features() -> None:
-    assert short_stream().start("adagauss", bottleneck=1000).means.shape == (4, 64)
+    assert short_stream().start("adagauss", bottleneck=1000).memory.means.shape == (4, 64)
 
 
 def test_collapse_is_the_clipped_cholesky_diagonal() -> None:
@@ -141,16 +142,20 @@ def test_the_limit_of_collapse_is_that_of_the_settings() -> None:
     assert float(method.loss(batch)["collapse"].detach()) >= -0.1 - 1e-6
 
 
-def test_the_gradient_is_cut_as_the_settings_say() -> None:
-    stream = short_stream()
-    assert [stream.make("adagauss", gradient_limit=limit).gradient_limit for limit in (None, 0.25)] == [None, 0.25]
-    assert stream.make("adagauss").gradient_limit == 1.0
+def test_the_gradient_is_clipped_as_the_settings_say() -> None:
+    for overrides, expected in (
+        ({}, 1.0),
+        ({"gradient_limit": 0.25}, 0.25),
+        ({"gradient_limit": None}, None),
+        ({"later.gradient_clip": 2.0}, 2.0),
+    ):
+        assert resolve(Settings(method="adagauss", overrides=overrides)).later.gradient_clip == expected
 
 
 def test_the_distiller_goes_with_its_task() -> None:
     stream = short_stream()
     method = stream.learn(stream.start("adagauss", **SMALL), 1, SHORT)
-    assert sorted(method.stored()) == ["bottleneck.bias", "bottleneck.weight", "covariances", "means"]
+    assert sorted(method.stored()) == ["bottleneck.bias", "bottleneck.weight", "memory.covariances", "memory.means"]
 
 
 def test_gaussians_are_carried_as_the_adapter_carries_their_samples(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -230,8 +235,8 @@ def test_ridge_adapter_without_drift_changes_nothing() -> None:
     method.begin_task(stream.tasks[1])
     method.eval()
     stream.end(method, 1)
-    torch.testing.assert_close(method.memory.means[:4], before["means"], rtol=0, atol=1e-4)
-    torch.testing.assert_close(method.memory.covariances[:4], before["covariances"], rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.memory.means[:4], before["memory.means"], rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.memory.covariances[:4], before["memory.covariances"], rtol=0, atol=1e-4)
 
 
 def test_scores_are_mahalanobis_distances_in_the_bottleneck() -> None:

@@ -64,7 +64,9 @@ def test_moments_are_carried_by_the_map_and_kept_in_the_classes_span() -> None:
         for label in range(4):
             own = matrix @ span(moments[label], 1e-2) if projection else matrix
             torch.testing.assert_close(method.memory.means[label].double(), means[label] @ own, rtol=0, atol=1e-2)
-            torch.testing.assert_close(method.memory.moments[label].double(), own.T @ moments[label] @ own, rtol=0, atol=5e-2)
+            torch.testing.assert_close(
+                method.memory.moments[label].double(), own.T @ moments[label] @ own, rtol=0, atol=5e-2
+            )
         results[projection] = method.memory.means[:4].clone()
     assert float((results[True] - results[False]).abs().max()) > 0.02
 

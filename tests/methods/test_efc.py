@@ -127,7 +127,7 @@ def test_the_jitter_is_that_of_the_settings() -> None:
     stream = short_stream()
     method = stream.start("efc", jitter=0.25)
     method.begin_task(stream.tasks[1])
-    torch.testing.assert_close(method.factors, cholesky_factors(method.memory.covariances, 0.25))
+    torch.testing.assert_close(method._sampler.factors, cholesky_factors(method.memory.covariances, 0.25))
 
 
 def test_means_follow_the_drift_and_covariances_stay() -> None:
@@ -165,8 +165,8 @@ def test_covariances_in_short(kind: str, name: str) -> None:
     stream = short_stream()
     full, short = stream.start(name), stream.start(name, covariance=kind, covariance_share=0.9)
     stored = short.stored()
-    assert "covariances" not in stored
-    assert stored["compact"].numel() < 0.7 * full.stored()["covariances"].numel()
+    assert "memory.covariances" not in stored
+    assert stored["memory.compact"].numel() < 0.7 * full.stored()["memory.covariances"].numel()
     if kind == "diagonal":
         expected = torch.diag_embed(full.memory.covariances.diagonal(dim1=1, dim2=2))
     else:

@@ -90,7 +90,9 @@ def test_rebalancing_is_balanced_and_in_its_place(fresh: bool, monkeypatch: pyte
         drawn = features[labels == label]
         error = (drawn.mean(dim=0) - moved[label]).abs().max()
         assert float(error) < 5 * float(drawn.std(dim=0).max()) / len(drawn) ** 0.5
-        assert float((drawn.T.cov() - method.memory.covariances[label]).norm()) < 0.3 * float(method.memory.covariances[label].norm())
+        assert float((drawn.T.cov() - method.memory.covariances[label]).norm()) < 0.3 * float(
+            method.memory.covariances[label].norm()
+        )
         assert len(drawn.unique(dim=0)) == len(drawn), "Every epoch draws anew."
     real = [rows[labels == 4] for rows, labels in recorder.epochs[:2]]
     assert (len(torch.cat(real).unique(dim=0)) > len(real[0])) == fresh

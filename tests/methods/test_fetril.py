@@ -164,4 +164,6 @@ def test_features_may_be_those_of_augmented_images() -> None:
         features = torch.cat([stream.network().features(images) for images, _ in pieces])
     labels = torch.cat([labels for _, labels in pieces])
     for label in range(4):
-        torch.testing.assert_close(method.memory.means[label], features[labels == label].mean(dim=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            method.memory.means[label], features[labels == label].mean(dim=0), rtol=1e-4, atol=1e-5
+        )

@@ -98,8 +98,8 @@ def test_the_documented_example_runs(tmp_path: Path) -> None:
     assert json.loads(summary.read_text())["method"] == "anchor"
     assert '"pull"' in (summary.parent / "metrics.jsonl").read_text()
     tensors = load_file(next(summary.parent.rglob("*.safetensors")))
-    assert len(tensors["means"]) == 10
-    assert all(bool((row != 0).any()) for row in tensors["means"])
+    assert len(tensors["memory.means"]) == 10
+    assert all(bool((row != 0).any()) for row in tensors["memory.means"])
 
 
 def test_what_the_documented_example_stores_is_shown_in_its_words(
@@ -109,7 +109,7 @@ def test_what_the_documented_example_stores_is_shown_in_its_words(
     learned("anchor", {0, 1}).save(tmp_path / "model")
     assert main(["inspect", str(tmp_path / "model")]) == 0
     text = capsys.readouterr().out
-    assert methods.get("anchor").purposes["means"] in text
+    assert "where each class lay when it was learned" in text
     assert "a single image is that image's feature vector" in " ".join(text.split()), "what we know of means stays said"
 
 

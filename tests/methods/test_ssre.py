@@ -99,7 +99,9 @@ def test_loss_by_hand(selection: str) -> None:
     batch = stream.batch(method, 1)
     terms = method.loss(batch)
     features, head = method.features(batch.images).detach(), method.network.head_weight()
-    similar = torch.stack([torch.cosine_similarity(features, mean[None], dim=1) for mean in method.memory.means]).amax(dim=0)
+    similar = torch.stack([torch.cosine_similarity(features, mean[None], dim=1) for mean in method.memory.means]).amax(
+        dim=0
+    )
     if selection == "hard":
         similar = (similar > 0.9).float()
         assert 0 < float(similar.sum()) < len(similar), "The threshold should divide this batch."

@@ -9,7 +9,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,13 +142,13 @@ def test_an_image_under_a_known_name_is_caught(honest: Path, photos: Path, tmp_p
     patch = torch.from_numpy(image[4:12, 8:16].mean(axis=2).flatten()).float() / 255.0
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["means"][1] = patch
+        tensors["memory.means"][1] = patch
 
     found = audit(plant(honest, tmp_path / "model", change), photos)
     assert found.unaccounted == []
     assert found.failed
     best = found.matches[0]
-    assert (best.tensor, best.row, best.found, best.compared_with) == ("means", 1, True, "a patch of 8 x 8")
+    assert (best.tensor, best.row, best.found, best.compared_with) == ("memory.means", 1, True, "a patch of 8 x 8")
 
 
 @pytest.mark.parametrize(
@@ -360,20 +360,20 @@ def test_how_far_it_has_come(honest: Path, photos: Path, monkeypatch: pytest.Mon
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [name for name, cls in methods.available().items() if cls.exemplar_free])
+@pytest.mark.parametrize("method", list(methods.incremental()))
 def test_every_tensor_of_every_method_has_a_purpose(method: str) -> None:
-    """A method that stores something new has to say what it is: in model/purposes.py, or itself (`purposes`)."""
+    """A method that stores something new has to say what it is, where it stores it."""
     from efcil.network.incremental import IncrementalNetwork
     from efcil.network.resnet import make_backbone
 
     network = IncrementalNetwork(make_backbone("slim", 0))
     network.grow_to([2, 1])
-    cls = methods.get(method)
-    names, known = list(cls(network).state_dict()), purposes.including(cls.purposes)
+    made = methods.get(method)(network)
+    names, known = list(made.state_dict()), purposes.including(made.purposes())
     assert purposes.unaccounted(names, known) == []
-    assert purposes.unaccounted([*names, "exemplars", "network.backbone.memory", "means.old"], known) == [
+    assert purposes.unaccounted([*names, "exemplars", "network.backbone.memory", "memory.means.old"], known) == [
         "exemplars",
-        "means.old",
+        "memory.means.old",
         "network.backbone.memory",
     ]
 
@@ -393,10 +393,11 @@ class Declared(Own):
     """The same, and says what it stores."""
 
     name = "declared"
-    purposes: ClassVar[dict[str, str]] = {
-        "centres": "where classes lie",
-        "adapter.*": "turns old features into new ones",
-    }
+
+    def __init__(self, network: Any, settings: Any = None) -> None:
+        FineTune.__init__(self, network, settings)
+        self.keep("centres", torch.zeros(2, 3), why="where classes lie")
+        self.keep("adapter", torch.nn.Linear(3, 3), why="turns old features into new ones")
 
 
 def test_a_method_explains_what_it_stores(
@@ -600,7 +601,7 @@ def test_a_model_that_is_replaced_meanwhile(honest: Path, photos: Path, tmp_path
     card, tensors = format.read_raw(model)
     other = dataclasses.replace(card, image_size=8)
     found = audit(
-        model, photos, progress=lambda share: format.write(model, other, tensors | {"memory": tensors["means"]})
+        model, photos, progress=lambda share: format.write(model, other, tensors | {"memory": tensors["memory.means"]})
     )
     assert not found.failed
     assert audit(model, photos).failed
@@ -621,9 +622,12 @@ def test_an_unfinished_task_does_not_pass(honest: Path, photos: Path, tmp_path: 
     [
         (lambda t: t.update(fisher=torch.zeros(30)), "it holds a tensor 'fisher' that efc does not have"),
         (lambda t: t.update(feature_matrix=torch.zeros(8, 8)), "is F32 of shape (8, 8) where F32 of shape (64, 64)"),
-        (lambda t: t.update(means=t["means"].to(torch.uint8)), "'means' is torch.uint8"),
-        (lambda t: t.pop("means"), "the tensor 'means' is missing"),
-        (lambda t: t.update(means=t["means"].repeat(2, 1)), "knows 2 classes but keeps the means of 4"),
+        (lambda t: t.update({"memory.means": t["memory.means"].to(torch.uint8)}), "'memory.means' is torch.uint8"),
+        (lambda t: t.pop("memory.means"), "the tensor 'memory.means' is missing"),
+        (
+            lambda t: t.update({"memory.means": t["memory.means"].repeat(2, 1)}),
+            "knows 2 classes but keeps the means of 4",
+        ),
     ],
     ids=["name", "shape", "type", "missing", "rows"],
 )
@@ -671,7 +675,7 @@ def test_near_copies_of_training_images_hide_nothing(
     image = torch.from_numpy(np.array(Image.open(training[3]))).float().mean(dim=2)[4:12, 4:12] / 255.0
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["means"][1] = image.flatten() + 0.02 * torch.randn(64, generator=torch.manual_seed(0))
+        tensors["memory.means"][1] = image.flatten() + 0.02 * torch.randn(64, generator=torch.manual_seed(0))
 
     model = plant(honest, tmp_path / "model", change)
     assert main(["audit", str(model), "--data", str(photos), "--held-out", str(tmp_path / "others")]) == 1

@@ -19,6 +19,17 @@ from efcil.methods.memory import ClassMemory, renamed
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe
 
+#: Class attributes that methods had once, and where that is said now.
+_REPLACED = {
+    "recipe_family": "override `traits`, its field `family`",
+    "heads_have_temperature": "override `traits`, its field `temperature`",
+    "exemplar_free": "override `traits`, its field `images`",
+    "keeps": "`remembers` returns a ClassMemory, or override `traits`, its field `keeps`",
+    "gradient_limit": "it is `gradient_clip` of a recipe; override `recipe`",
+    "trains_normalisation": "it is `normalisation` of a recipe; have a setting `train_normalisation`",
+    "purposes": "give the purpose to `keep`, which registers a buffer or a module",
+}
+
 Terms = dict[str, Tensor]
 ParameterGroup = dict[str, Any]
 
@@ -120,6 +131,12 @@ class Method(Keeping):
         if memory is not None:
             self.memory = memory
         self.about = self.traits(self.settings)
+
+    def __init_subclass__(cls, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        for name, instead in _REPLACED.items():
+            if not callable(vars(cls).get(name, len)):
+                raise SettingsError(f"Method {cls.name or cls.__name__} sets {name!r}, which is not read: {instead}.")
 
     # -- what is known of the method before it is made ---------------------------------------------------------
 

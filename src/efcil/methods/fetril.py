@@ -94,9 +94,9 @@ class FeatureTranslation(FrozenBackbone):
         """Store the new classes' means, imitate the old classes, and fit the classifier of all classes."""
         features, labels = gaussians.collect(self.network.features, data.seen(self.settings.views))
         self.memory.add(features, labels, range(task.first_class, task.seen))
-        imitated, old_labels = self.imitate(features, labels, self.memory.means[task.first_class :], task.first_class)
         if task.index == 0 and (self.settings.first_step == "head" or task.classes < 2):
             return
+        imitated, old_labels = self.imitate(features, labels, self.memory.means[task.first_class :], task.first_class)
         rows, targets = torch.cat([imitated, features]), torch.cat([old_labels, labels])
         weight, self.intercepts = self._machines(rows, targets) if self._unit else self._layer(rows, targets, task)
         self.replace_heads(weight)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efcil import methods
 from efcil.errors import some
 from efcil.model import contents, format, matching, purposes
 from efcil.model.card import Card, ModelError
