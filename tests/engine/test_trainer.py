@@ -355,7 +355,8 @@ def test_batch_normalisation_of_efc_never_changes_after_the_first_task(execution
         data = images_of(index)
         method.begin_task(task_of(index))
         weights = parameters(method)
-        Trainer(method, data, task_of(index), dataclasses.replace(recipe, epochs=2, weight_decay=0.1), execution).run()
+        later = dataclasses.replace(recipe, epochs=2, weight_decay=0.1, normalisation="frozen")
+        Trainer(method, data, task_of(index), later, execution).run()
         method.eval()
         with torch.no_grad():
             method.end_task(task_of(index), data)

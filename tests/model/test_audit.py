@@ -620,7 +620,7 @@ def test_an_unfinished_task_does_not_pass(honest: Path, photos: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.update(fisher=torch.zeros(30)), "it holds a tensor 'fisher' that efc does not have"),
+        (lambda t: t.update({"network.heads.7": torch.zeros(30)}), "'network.heads.7' that efc does not have"),
         (lambda t: t.update(feature_matrix=torch.zeros(8, 8)), "is F32 of shape (8, 8) where F32 of shape (64, 64)"),
         (lambda t: t.update({"memory.means": t["memory.means"].to(torch.uint8)}), "'memory.means' is torch.uint8"),
         (lambda t: t.pop("memory.means"), "the tensor 'memory.means' is missing"),
