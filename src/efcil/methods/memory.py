@@ -174,7 +174,7 @@ class ClassMemory(Keeping):
         self.means = means
 
     def carry(self, by: AffineMap, residual: bool = False) -> None:
-        """Move means and covariances by a map; with `residual`, what it leaves unexplained is added to covariances."""
+        """Move means and covariances (not moments) by a map; with `residual`, add what it leaves unexplained."""
         self.means = by.points(self.means)
         if self.form is None:
             return
@@ -191,7 +191,10 @@ class ClassMemory(Keeping):
         kept[number] = spread.to(kept)
 
     def blend(self, features: Tensor, labels: Tensor, images: Sequence[int]) -> None:
-        """Take in features (N, n) of known classes, as if measured with the `images` that each class had before."""
+        """Take in features (N, n) of known classes, as if measured with the `images` that each class had before.
+
+        Only where `blends` says that it is possible.
+        """
         known = sorted(set(labels.tolist()))
         means, covariances = prototypes.class_statistics(features, labels, known)
         fresh = torch.bincount(labels, minlength=len(self.means))
