@@ -71,12 +71,11 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="only these methods")
     parser.add_argument("--output", type=Path, help="CSV file to write")
     options = parser.parse_args()
-    exemplar_free = [name for name, method in methods.available().items() if method.exemplar_free]
     dataset = random_images(20, 20, 16) if options.small else random_images(20, 500, 32)
     table = Table()
     rows: list[tuple[float, str, float]] = []
     with tempfile.TemporaryDirectory(prefix="efcil-") as folder:
-        for name in options.methods or exemplar_free:
+        for name in options.methods or methods.incremental():
             epoch, end = measure(name, dataset, Path(folder), options)
             rows.append((epoch, name, end))
     for epoch, name, end in sorted(rows):

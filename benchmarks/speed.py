@@ -102,14 +102,15 @@ class Bench:
         network.eval()
         size = network.feature_size
         generator = torch.Generator(self.device).manual_seed(0)
-        method.means = torch.rand(old, size, device=self.device, generator=generator)
-        method.covariances = 0.1 * torch.eye(size, device=self.device).repeat(old, 1, 1)
-        method.covariance_of = torch.arange(old, device=self.device)
+        memory = method.memory
+        memory.means = torch.rand(old, size, device=self.device, generator=generator)
+        memory.covariances = 0.1 * torch.eye(size, device=self.device).repeat(old, 1, 1)
+        memory.covariance_of = torch.arange(old, device=self.device)
         factor = 0.05 * torch.randn(size, min(old, size), device=self.device, generator=generator)
         method.feature_matrix = factor @ factor.T
         task = Task(1, old, new, 0, self.sizes.batch)
         method.begin_task(task)
-        recipe = Recipe(learning_rate=1e-4, epochs=100, batch_size=self.sizes.batch)
+        recipe = Recipe(learning_rate=1e-4, epochs=100, batch_size=self.sizes.batch, normalisation="frozen")
         return Trainer(method, self.images(self.sizes.images, old, new, execution.dtype), task, recipe, execution)
 
     def first(self, execution: Execution, classes: int = 10) -> Trainer:
@@ -266,11 +267,12 @@ def measure_end_of_task(bench: Bench, table: Table) -> None:
     with ours.stream():
         trainer = bench.efc(ours, 90)
         method = trainer.learner.eval()
-        means, covariances, of = method.means, method.covariances, method.covariance_of
+        memory = method.memory
+        means, covariances, of = memory.means, memory.covariances, memory.covariance_of
         teacher, matrix = method.teacher, method.feature_matrix
 
         def end() -> None:
-            method.means, method.covariances, method.covariance_of = means, covariances, of
+            memory.means, memory.covariances, memory.covariance_of = means, covariances, of
             object.__setattr__(method, "teacher", teacher)
             method.feature_matrix = matrix
             with torch.no_grad():

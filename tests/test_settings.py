@@ -299,15 +299,15 @@ class TestTraining:
         with pytest.raises(SettingsError, match="'tasks'"):
             resolve(TrainingSettings(overrides={"tasks": 3}))
 
-    def test_saved_models_call_the_preset_dataset(self) -> None:
+    def test_models_of_format_1_call_the_preset_dataset(self) -> None:
         from efcil.model.card import read_card
         from efcil.model.in_memory import Model
 
         card = Model.create(TrainingSettings(preset="digits", device="cpu"), 8).card
         written = json.loads(json.dumps(card.to_json()))
-        assert written["settings"]["dataset"] == "digits"
-        assert "preset" not in written["settings"]
         assert read_card(written).settings == card.settings
+        written["settings"]["dataset"] = written["settings"].pop("preset")
+        assert read_card({**written, "format": 1}).settings == card.settings
 
 
 def test_settings_import_nothing_that_stands_above_them() -> None:
@@ -318,7 +318,9 @@ def test_settings_import_nothing_that_stands_above_them() -> None:
                 assert node.level == 0
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             own = [name for name in names if name.startswith("efcil.")]
-            assert all(name.startswith(("efcil.settings.", "efcil.errors.")) for name in own), f"{file.name}: {own}"
+            assert all(name.startswith(("efcil.settings.", "efcil.errors.", "efcil.safe_json.")) for name in own), (
+                f"{file.name}: {own}"
+            )
 
 
 class TestResolvedOnce:
@@ -550,7 +552,7 @@ class TestIdle:
             ("--set first_task.backbone_learning_rate=0.1", "first_task.learning_rate"),
             ("--method fetril fecam --set later.epochs=3", "the first task alone"),
             ("--method joint --set later.learning_rate=0.1", "Change first_task.learning_rate"),
-            ("--method fd --set efm_weight=5", "it is for regulariser=efm. Set that too"),
+            ("--set regulariser=features efm_weight=5", "it is for regulariser=efm. Set that too"),
             ("--set drift_ridge=1", "it is for prototype_update=linear or prototype_update=linear-residual"),
             (
                 "--method ewc --set fisher_trains_statistics=false fisher_batch_size=1",
@@ -575,7 +577,7 @@ class TestIdle:
             "--method fecam --epochs 3 --batch-size 8",
             "--set drift_ridge=1 prototype_update=linear",
             "--method efc++ --set efm_weight=5",  # which has no regulariser to choose
-            "--method fd --set efm_weight=10",
+            "--set regulariser=features efm_weight=10",
             "--method ewc --set fisher_trains_statistics=false fisher_batch_size=2",
         ],
     )
@@ -752,12 +754,18 @@ class TestPresets:
             expected = Recipe("adam", 1e-3, None, 0.0, 2e-4, 100, "steps", (45, 90), 0.1, 64, True)
             assert preset.first_task == expected
             assert preset.later("scheduled") == replace(expected, rotations=False)
-            assert preset.later("efc") == Recipe("adam", 1e-4, None, 0.0, 2e-4, 100, "constant", (), 0.1, 64, False)
-            assert preset.later("ssre") == Recipe("adam", 2e-4, None, 0.0, 5e-4, 60, "steps", (45,), 0.1, 128, False)
+            assert preset.later("efc") == Recipe(
+                "adam", 1e-4, None, 0.0, 2e-4, 100, "constant", (), 0.1, 64, normalisation="frozen"
+            )
+            assert preset.later("ssre") == Recipe(
+                "adam", 2e-4, None, 0.0, 5e-4, 60, "steps", (45,), 0.1, 128, normalisation="frozen"
+            )
         subset, full = load_preset("imagenet-subset"), load_preset("imagenet")
         assert subset.first_task == Recipe("sgd", 0.1, None, 0.9, 5e-4, 160, "steps", (80, 120, 150), 0.1, 64, True)
         assert full.first_task == replace(subset.first_task, batch_size=256, rotations=False)
-        assert subset.later("efc") == Recipe("adam", 1e-4, 1e-5, 0.0, 2e-4, 100, "constant", (), 0.1, 64, False)
+        assert subset.later("efc") == Recipe(
+            "adam", 1e-4, 1e-5, 0.0, 2e-4, 100, "constant", (), 0.1, 64, normalisation="frozen"
+        )
         assert full.later("efc") == replace(subset.later("efc"), batch_size=256)
 
     def test_first_task_recipe_can_be_asked_for_later_tasks(self) -> None:

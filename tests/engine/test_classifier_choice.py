@@ -78,10 +78,10 @@ def test_what_a_method_says_it_keeps_it_has(name: str) -> None:
     """Class statistics are about what `embed` gives: their sizes agree."""
     method = available()[name](IncrementalNetwork(make_backbone("slim", 0)))
     statistics = method.statistics()
-    assert set(method.keeps) <= {"heads", "means", "covariances"}
-    assert (statistics is not None) == ("means" in method.keeps)
+    assert set(method.about.keeps) <= {"heads", "means", "covariances"}
+    assert (statistics is not None) == ("means" in method.about.keeps)
     if statistics is not None:
-        assert (statistics.covariances is not None) == ("covariances" in method.keeps)
+        assert (statistics.covariances is not None) == ("covariances" in method.about.keeps)
         with torch.no_grad():
             size = method.eval().embed(torch.zeros(2, 3, 8, 8)).shape[1]
         assert statistics.means.shape[1] == size

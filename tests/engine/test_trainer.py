@@ -276,7 +276,7 @@ class Frozen(Method):
             torch.manual_seed(0)
             backbone = ResNet((8, 16), (1, 1)).double().to(memory_format=torch.channels_last)
         super().__init__(IncrementalNetwork(backbone))
-        self.trains_normalisation = trains_normalisation  # type: ignore[misc]
+        self.normalisation = "trained" if trains_normalisation else "frozen"
         self.reads = reads
         self.steps = 0
         self.begin_task(task_of(0))
@@ -362,12 +362,13 @@ class Places:
         self.states.append(parameters(trainer.learner))
 
 
-def trajectory(learner: Method, recipe: Recipe, fused: bool) -> list[dict[str, Tensor]]:
+def trajectory(learner: Frozen, recipe: Recipe, fused: bool) -> list[dict[str, Tensor]]:
     """The state after every step on either path."""
     if fused:
         fast.install(learner.network, torch.float64)
         assert learner.network.path == "fused"
     places = Places()
+    recipe = dataclasses.replace(recipe, normalisation=learner.normalisation)
     Trainer(learner, images_of(0, dtype=torch.float64), task_of(0), recipe, PLAIN).run(keeper=places)
     return places.states
 
@@ -384,7 +385,7 @@ def assert_same_trajectory(
     assert moved.abs().max() > 1e-4
 
 
-def stepped_recipe(optimiser: str) -> Recipe:
+def stepped_recipe(optimiser: str, limit: float | None = None) -> Recipe:
     return Recipe(
         optimiser=optimiser,
         learning_rate=1e-2,
@@ -396,6 +397,7 @@ def stepped_recipe(optimiser: str) -> Recipe:
         milestones=(1, 2),
         decay=0.5,
         batch_size=BATCH,
+        gradient_clip=limit,
     )
 
 
@@ -408,15 +410,13 @@ def stepped_recipe(optimiser: str) -> Recipe:
     ],
 )
 def test_the_flat_optimiser_is_the_one_of_pytorch(
-    monkeypatch: pytest.MonkeyPatch,
     reads: tuple[Callable[[Frozen, Batch], Terms], ...],
     optimiser: str,
     limit: float | None,
     trains_normalisation: bool,
 ) -> None:
     """Gradients count however they reach the backbone: through features, or from a loss that reads its parameters."""
-    monkeypatch.setattr(Frozen, "gradient_limit", limit)
-    recipe = stepped_recipe(optimiser)
+    recipe = stepped_recipe(optimiser, limit)
     plain, fused = (trajectory(Frozen(trains_normalisation, *reads), recipe, fused) for fused in (False, True))
     assert_same_trajectory(plain, fused)
 
@@ -467,8 +467,8 @@ class Alone(Frozen):
 class OnlyNormalisation(Frozen):
     """Trains the BatchNorm layers and the heads, the convolutions not."""
 
-    def training_mode(self) -> None:
-        super().training_mode()
+    def training_mode(self, recipe: Recipe) -> None:
+        super().training_mode(recipe)
         for module in self.network.backbone.modules():
             if isinstance(module, nn.Conv2d):
                 module.requires_grad_(False)
@@ -517,7 +517,8 @@ def test_batch_normalisation_of_efc_never_changes_after_the_first_task(execution
         data = images_of(index)
         method.begin_task(task_of(index))
         weights = parameters(method)
-        Trainer(method, data, task_of(index), dataclasses.replace(recipe, epochs=2, weight_decay=0.1), execution).run()
+        later = dataclasses.replace(recipe, epochs=2, weight_decay=0.1, normalisation="frozen")
+        Trainer(method, data, task_of(index), later, execution).run()
         method.eval()
         with torch.no_grad():
             method.end_task(task_of(index), data)

@@ -28,6 +28,7 @@ from efcil.methods import get
 from efcil.methods.base import Batch, Method, Task
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import make_backbone
+from efcil.presets import load_preset
 from efcil.settings import Recipe
 
 BATCH = 32
@@ -97,7 +98,7 @@ class Stream:
         execution.equip(method)
         method.begin_task(self.tasks[index])
         reports: list[dict[str, float]] = []
-        trainer = Trainer(method, self.data[index], self.tasks[index], recipe, execution)
+        trainer = Trainer(method, self.data[index], self.tasks[index], fitting(method, recipe), execution)
         trainer.run(on_epoch=lambda report: reports.append(report.terms))
         method.eval()
         return reports
@@ -111,7 +112,7 @@ class Stream:
 
     def batch(self, method: Method, index: int, step: int = 0) -> Batch:
         """The batch that step `step` of task `index` sees; the method must have begun that task."""
-        method.training_mode()
+        method.training_mode(fitting(method, LATER))
         feed = Feed(method, self.data[index], self.tasks[index], self.tasks[index].batch_size)
         feed.load(0, 0)
         return feed.batch(step, feed.batch_length(step))
@@ -125,6 +126,12 @@ class Stream:
         seen = self.tasks[last].seen
         labels = self.test_labels[self.test_labels < seen]
         return float((self.scores(method, seen).argmax(dim=1) == labels).float().mean())
+
+
+def fitting(method: Method, recipe: Recipe) -> Recipe:
+    """The recipe, with what its family of methods and its settings say of BatchNorm and of gradient clipping."""
+    preset = method.recipe(method.settings, load_preset("digits").later(method.about.family))
+    return replace(recipe, normalisation=preset.normalisation, gradient_clip=preset.gradient_clip)
 
 
 def empty_network() -> IncrementalNetwork:
@@ -214,7 +221,9 @@ def run(stream: Stream, method: Method, first: int, recipe: Recipe = SHORT) -> t
         if index > 0:
             method.begin_task(task)
             before = normalisation_state(method)
-            Trainer(method, data, task, recipe, PLAIN).run(on_epoch=lambda report, to=terms: to.append(report.terms))
+            Trainer(method, data, task, fitting(method, recipe), PLAIN).run(
+                on_epoch=lambda report, to=terms: to.append(report.terms)
+            )
         method.eval()
         with torch.no_grad():
             method.end_task(task, data)
@@ -268,9 +277,9 @@ def resumed(stream: Stream, method: Method, twin: Method, index: int, steps: int
     task, data, keeper = stream.tasks[index], stream.images(index), Keeper()
     method.begin_task(task)
     with contextlib.suppress(Stop):
-        Trainer(method, data, task, recipe, PLAIN).run(keeper=keeper)
+        Trainer(method, data, task, fitting(method, recipe), PLAIN).run(keeper=keeper)
     twin.begin_task(task)
-    trainer = Trainer(twin, data, task, recipe, PLAIN)
+    trainer = Trainer(twin, data, task, fitting(twin, recipe), PLAIN)
     restore_training(trainer, keeper.tensors)
     trainer.run(keeper.position)
     twin.eval()

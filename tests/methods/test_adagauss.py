@@ -13,6 +13,8 @@ from efcil import seeds
 from efcil.core import classifiers, transport
 from efcil.data.augment import make_augmentation
 from efcil.methods.adagauss import collapse, factor_by_columns, principal_components, two_layers
+from efcil.resolution import resolve
+from efcil.settings import Settings
 
 SMALL: dict[str, Any] = {"bottleneck": 6, "width": 32, "adapter": "mlp", "adapter_epochs": 5, "adapter_samples": 500}
 
@@ -64,7 +66,7 @@ def test_the_first_task_leaves_no_direction_that_the_adapter_would_have_to_widen
 
 
 def test_the_bottleneck_is_not_wider_than_the_features() -> None:
-    assert short_stream().start("adagauss", bottleneck=1000).means.shape == (4, 64)
+    assert short_stream().start("adagauss", bottleneck=1000).memory.means.shape == (4, 64)
 
 
 def test_collapse_is_the_clipped_cholesky_diagonal() -> None:
@@ -141,16 +143,20 @@ def test_the_limit_of_collapse_is_that_of_the_settings() -> None:
     assert float(method.loss(batch)["collapse"].detach()) >= -0.1 - 1e-6
 
 
-def test_the_gradient_is_cut_as_the_settings_say() -> None:
-    stream = short_stream()
-    assert [stream.make("adagauss", gradient_limit=limit).gradient_limit for limit in (None, 0.25)] == [None, 0.25]
-    assert stream.make("adagauss").gradient_limit == 1.0
+def test_the_gradient_is_clipped_as_the_settings_say() -> None:
+    for overrides, expected in (
+        ({}, 1.0),
+        ({"gradient_limit": 0.25}, 0.25),
+        ({"gradient_limit": None}, None),
+        ({"later.gradient_clip": 2.0}, 2.0),
+    ):
+        assert resolve(Settings(method="adagauss", overrides=overrides)).later.gradient_clip == expected
 
 
 def test_the_distiller_goes_with_its_task() -> None:
     stream = short_stream()
     method = stream.learn(stream.start("adagauss", **SMALL), 1, SHORT)
-    assert sorted(method.stored()) == ["bottleneck.bias", "bottleneck.weight", "covariances", "means"]
+    assert sorted(method.stored()) == ["bottleneck.bias", "bottleneck.weight", "memory.covariances", "memory.means"]
 
 
 def test_gaussians_are_carried_as_the_adapter_carries_their_samples(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -158,7 +164,7 @@ def test_gaussians_are_carried_as_the_adapter_carries_their_samples(monkeypatch)
     stream = short_stream()
     method = stream.start("adagauss", **{**SMALL, "adapter_samples": 40_000})
     method.begin_task(stream.tasks[1])
-    means, covariances = method.means.clone(), method.covariances.clone()
+    means, covariances = method.memory.means.clone(), method.memory.covariances.clone()
     generator = torch.Generator().manual_seed(2)
     matrix, shift = torch.eye(6) + 0.2 * torch.randn(6, 6, generator=generator), torch.ones(6)
 
@@ -169,8 +175,8 @@ def test_gaussians_are_carried_as_the_adapter_carries_their_samples(monkeypatch)
     monkeypatch.setattr(method, "_learn_adapter", lambda task, data: adapter)
     method.eval()
     stream.end(method, 1)
-    torch.testing.assert_close(method.means[:4], means @ matrix.T + shift, rtol=0, atol=0.05)
-    torch.testing.assert_close(method.covariances[:4], matrix @ covariances @ matrix.T, rtol=0, atol=0.1)
+    torch.testing.assert_close(method.memory.means[:4], means @ matrix.T + shift, rtol=0, atol=0.05)
+    torch.testing.assert_close(method.memory.covariances[:4], matrix @ covariances @ matrix.T, rtol=0, atol=0.1)
 
 
 def test_the_adapter_learns_the_drift() -> None:
@@ -215,12 +221,12 @@ def test_ridge_adapter_carries_means_and_covariances() -> None:
     stream = short_stream()
     method = stream.start("adagauss", **SMALL | {"adapter": "ridge"})
     stream.train(method, 1, SHORT)
-    means, covariances = method.means.clone(), method.covariances.clone()
+    means, covariances = method.memory.means.clone(), method.memory.covariances.clone()
     carried = transport.ridge_map(*method._pairs(stream.data[1], 0))
     stream.end(method, 1)
-    torch.testing.assert_close(method.means[:4], carried.points(means))
-    torch.testing.assert_close(method.covariances[:4], carried.covariances(covariances))
-    assert not torch.allclose(method.covariances[:4], covariances, rtol=1e-3)
+    torch.testing.assert_close(method.memory.means[:4], carried.points(means))
+    torch.testing.assert_close(method.memory.covariances[:4], carried.covariances(covariances))
+    assert not torch.allclose(method.memory.covariances[:4], covariances, rtol=1e-3)
 
 
 def test_ridge_adapter_without_drift_changes_nothing() -> None:
@@ -230,8 +236,8 @@ def test_ridge_adapter_without_drift_changes_nothing() -> None:
     method.begin_task(stream.tasks[1])
     method.eval()
     stream.end(method, 1)
-    torch.testing.assert_close(method.means[:4], before["means"], rtol=0, atol=1e-4)
-    torch.testing.assert_close(method.covariances[:4], before["covariances"], rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.memory.means[:4], before["memory.means"], rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.memory.covariances[:4], before["memory.covariances"], rtol=0, atol=1e-4)
 
 
 def test_scores_are_mahalanobis_distances_in_the_bottleneck() -> None:
@@ -240,7 +246,7 @@ def test_scores_are_mahalanobis_distances_in_the_bottleneck() -> None:
     images = stream.test_images[:20]
     with torch.no_grad():
         features = method.bottleneck(method.network.features(images))
-    kept = classifiers.ClassStatistics(method.means, method.covariances)
+    kept = classifiers.ClassStatistics(method.memory.means, method.memory.covariances)
     expected = classifiers.mahalanobis(kept, 3.0, 0.0, True)(features)
     torch.testing.assert_close(method.scores(images), expected)
 
@@ -254,9 +260,9 @@ def test_statistics_include_mirror_images_where_training_has_them(monkeypatch: p
     images = data.normalisation(data.images, torch.float32)[data.labels == 1]
     with torch.no_grad():
         rows, mirror = method.embed(images), method.embed(images.flip(3))
-    torch.testing.assert_close(plain.means[1], rows.mean(dim=0), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(never.means[1], plain.means[1])
-    torch.testing.assert_close(method.means[1], torch.cat([rows, mirror]).mean(dim=0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(plain.memory.means[1], rows.mean(dim=0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(never.memory.means[1], plain.memory.means[1])
+    torch.testing.assert_close(method.memory.means[1], torch.cat([rows, mirror]).mean(dim=0), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_new_layers_come_from_the_generator_alone() -> None:

@@ -28,9 +28,9 @@ def test_after_the_first_task_it_is_ridge_regression_on_one_hot_targets() -> Non
     torch.testing.assert_close(method.classifier.double(), expected, rtol=0, atol=2e-3)
     for label in range(4):
         own = rows[labels == label]
-        torch.testing.assert_close(method.means[label].double(), own.mean(dim=0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(method.moments[label].double(), own.T @ own / len(own), rtol=1e-4, atol=1e-4)
-        assert int(method.counts[label]) == len(own)
+        torch.testing.assert_close(method.memory.means[label].double(), own.mean(dim=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(method.memory.moments[label].double(), own.T @ own / len(own), rtol=1e-4, atol=1e-4)
+        assert int(method.memory.counts[label]) == len(own)
         covariance = method.statistics().covariances[label].double()
         torch.testing.assert_close(covariance, torch.cov(own.T, correction=0), rtol=0, atol=1e-3)
 
@@ -42,7 +42,7 @@ def test_moments_are_those_of_the_views_asked_for(views: str) -> None:
     with torch.no_grad():
         pieces = [(method.network.features(images), labels) for images, labels in stream.data[0].seen(views)]
     features, labels = (torch.cat(side) for side in zip(*pieces, strict=True))
-    torch.testing.assert_close(method.means[1], features[labels == 1].mean(dim=0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(method.memory.means[1], features[labels == 1].mean(dim=0), rtol=1e-4, atol=1e-5)
 
 
 def test_moments_are_carried_by_the_map_and_kept_in_the_classes_span() -> None:
@@ -50,7 +50,7 @@ def test_moments_are_carried_by_the_map_and_kept_in_the_classes_span() -> None:
     results = {}
     for projection in (False, True):
         method = stream.start("dpcr", projection=projection, map_ridge=0.01, projection_threshold=1e-2)
-        means, moments = method.means.double(), method.moments.double()
+        means, moments = method.memory.means.double(), method.memory.moments.double()
         stream.train(method, 1, SHORT)
         pieces = list(stream.data[1].augmented("drift"))
         with torch.no_grad():
@@ -63,9 +63,11 @@ def test_moments_are_carried_by_the_map_and_kept_in_the_classes_span() -> None:
         stream.end(method, 1)
         for label in range(4):
             own = matrix @ span(moments[label], 1e-2) if projection else matrix
-            torch.testing.assert_close(method.means[label].double(), means[label] @ own, rtol=0, atol=1e-2)
-            torch.testing.assert_close(method.moments[label].double(), own.T @ moments[label] @ own, rtol=0, atol=5e-2)
-        results[projection] = method.means[:4].clone()
+            torch.testing.assert_close(method.memory.means[label].double(), means[label] @ own, rtol=0, atol=1e-2)
+            torch.testing.assert_close(
+                method.memory.moments[label].double(), own.T @ moments[label] @ own, rtol=0, atol=5e-2
+            )
+        results[projection] = method.memory.means[:4].clone()
     assert float((results[True] - results[False]).abs().max()) > 0.02
 
 
@@ -91,11 +93,11 @@ def test_classes_of_fewer_images_than_features_are_carried_whole() -> None:
     method = stream.start("dpcr", map_ridge=0.0)
     assert isinstance(method, DualProjection)
     generator = torch.Generator().manual_seed(0)
-    size = method.means.shape[1]
+    size = method.memory.means.shape[1]
     turn = torch.linalg.qr(torch.randn(size, size, generator=generator)).Q
     images, current = torch.rand(few, size, generator=generator), torch.rand(500, size, generator=generator)
-    method.means, method.moments = images.mean(dim=0)[None], (images.T @ images / few)[None]
+    method.memory.means, method.memory.moments = images.mean(dim=0)[None], (images.T @ images / few)[None]
     method.before_and_after = lambda data, index=0: (current, current @ turn.T)  # type: ignore[method-assign]
     method._carry(stream.data[1])
-    torch.testing.assert_close(method.means[0], turn @ images.mean(dim=0), rtol=0, atol=1e-4)
-    torch.testing.assert_close(method.moments[0], turn @ (images.T @ images / few) @ turn.T, rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.memory.means[0], turn @ images.mean(dim=0), rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.memory.moments[0], turn @ (images.T @ images / few) @ turn.T, rtol=0, atol=1e-4)

@@ -93,8 +93,8 @@ def test_prototypes_have_the_moments_of_their_classes(kind: str) -> None:
     draws = method.draw(Plan(2000, 16, torch.zeros(2000)), torch.Generator().manual_seed(0))
     for label in range(5):
         drawn = draws["prototypes"][draws["prototype_labels"] == label]
-        covariance = method.covariances[method.covariance_of[label]]
-        error = (drawn.mean(dim=0) - method.means[label]).norm()
+        covariance = method.memory.covariances[method.memory.covariance_of[label]]
+        error = (drawn.mean(dim=0) - method.memory.means[label]).norm()
         assert float(error) < 2 * float(covariance.trace() / len(drawn)) ** 0.5
         assert float((drawn.T.cov() - covariance).norm()) < 0.15 * float(covariance.norm())
 
@@ -102,11 +102,11 @@ def test_prototypes_have_the_moments_of_their_classes(kind: str) -> None:
 def test_without_drift_there_is_no_penalty_and_no_mean_moves() -> None:
     stream = short_stream()
     method = stream.start("efc")
-    before = method.means.clone()
+    before = method.memory.means.clone()
     terms = stream.train(method, 1, replace(SHORT, learning_rate=0.0))
     assert terms[-1]["drift"] == pytest.approx(0.0, abs=1e-9)
     stream.end(method, 1)
-    assert torch.equal(method.means[:4], before)
+    assert torch.equal(method.memory.means[:4], before)
 
 
 @pytest.mark.parametrize("batch_size", [16, 1000])
@@ -127,17 +127,17 @@ def test_the_jitter_is_that_of_the_settings() -> None:
     stream = short_stream()
     method = stream.start("efc", jitter=0.25)
     method.begin_task(stream.tasks[1])
-    torch.testing.assert_close(method.factors, cholesky_factors(method.covariances, 0.25))
+    torch.testing.assert_close(method._sampler.factors, cholesky_factors(method.memory.covariances, 0.25))
 
 
 def test_means_follow_the_drift_and_covariances_stay() -> None:
     stream = short_stream()
     for update, moves in (("efm", True), ("none", False)):
         method = stream.start("efc", prototype_update=update)
-        means, covariances = method.means.clone(), method.covariances.clone()
+        means, covariances = method.memory.means.clone(), method.memory.covariances.clone()
         stream.learn(method, 1, SHORT)
-        assert torch.equal(method.means[:4], means) != moves
-        assert torch.equal(method.covariances[:4], covariances)
+        assert torch.equal(method.memory.means[:4], means) != moves
+        assert torch.equal(method.memory.covariances[:4], covariances)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_means_follow_the_drift_and_covariances_stay() -> None:
 def test_covariances_kept(kind: str, groups: list[int]) -> None:
     stream = short_stream()
     method = stream.learn(stream.start("efc", covariance=kind), 2, SHORT)
-    assert method.covariance_of.tolist() == groups
-    assert len(method.covariances) == max(groups) + 1
+    assert method.memory.covariance_of.tolist() == groups
+    assert len(method.memory.covariances) == max(groups) + 1
     check_round_trip(stream, method, "efc", covariance=kind)
 
 
@@ -165,44 +165,44 @@ def test_covariances_in_short(kind: str, name: str) -> None:
     stream = short_stream()
     full, short = stream.start(name), stream.start(name, covariance=kind, covariance_share=0.9)
     stored = short.stored()
-    assert "covariances" not in stored
-    assert stored["compact"].numel() < 0.7 * full.stored()["covariances"].numel()
+    assert "memory.covariances" not in stored
+    assert stored["memory.compact"].numel() < 0.7 * full.stored()["memory.covariances"].numel()
     if kind == "diagonal":
-        expected = torch.diag_embed(full.covariances.diagonal(dim1=1, dim2=2))
+        expected = torch.diag_embed(full.memory.covariances.diagonal(dim1=1, dim2=2))
     else:
-        factors = low_rank(full.covariances, 0.9)
+        factors = low_rank(full.memory.covariances, 0.9)
         expected = factors @ factors.mT
-        kept = short.covariances.diagonal(dim1=1, dim2=2).sum(dim=1)
-        assert bool((kept / full.covariances.diagonal(dim1=1, dim2=2).sum(dim=1) >= 0.9 - 1e-4).all())
-    torch.testing.assert_close(short.covariances, expected)
+        kept = short.memory.covariances.diagonal(dim1=1, dim2=2).sum(dim=1)
+        assert bool((kept / full.memory.covariances.diagonal(dim1=1, dim2=2).sum(dim=1) >= 0.9 - 1e-4).all())
+    torch.testing.assert_close(short.memory.covariances, expected)
     stream.learn(short, 1, SHORT)
-    torch.testing.assert_close(short.covariances[:4], expected, rtol=1e-4, atol=1e-6)
-    assert len(short.covariances) == len(short.means) == 5
+    torch.testing.assert_close(short.memory.covariances[:4], expected, rtol=1e-4, atol=1e-6)
+    assert len(short.memory.covariances) == len(short.memory.means) == 5
     again = stream.make(name, covariance=kind, covariance_share=0.9)
     again.load_tensors({key: value.clone() for key, value in short.state_dict().items()})
-    torch.testing.assert_close(again.covariances, short.covariances)
+    torch.testing.assert_close(again.memory.covariances, short.memory.covariances)
 
 
 def test_a_map_carries_low_rank_covariances_without_loss() -> None:
     stream = short_stream()
     settings = {"covariance": "low-rank", "covariance_share": 0.9, "prototype_update": "linear"}
     method = stream.start("efc", **settings)
-    before, width = method.covariances.clone(), method.compact.shape[2]
+    before, width = method.memory.covariances.clone(), method.memory.compact.shape[2]
     stream.train(method, 1, SHORT)
     carried = transport.ridge_map(*method.before_and_after(stream.data[1]), 0.01)
     stream.end(method, 1)
-    torch.testing.assert_close(method.covariances[:4], carried.covariances(before), rtol=1e-3, atol=1e-4)
-    assert int(ranks(method.compact[:4]).max()) <= width
+    torch.testing.assert_close(method.memory.covariances[:4], carried.covariances(before), rtol=1e-3, atol=1e-4)
+    assert int(ranks(method.memory.compact[:4]).max()) <= width
 
 
 def test_what_a_map_does_not_explain_is_shortened_with_the_rest() -> None:
     stream = short_stream()
     settings = {"covariance": "low-rank", "covariance_share": 0.8, "prototype_update": "linear-residual"}
     method = stream.start("efc", **settings)
-    before = method.covariances.clone()
+    before = method.memory.covariances.clone()
     stream.train(method, 1, SHORT)
     carried = transport.ridge_map(*method.before_and_after(stream.data[1]), 0.01)
     stream.end(method, 1)
     factors = low_rank(carried.covariances(before, residual=True), 0.8)
-    assert torch.equal(ranks(method.compact[:4]), ranks(factors))
-    torch.testing.assert_close(method.covariances[:4], factors @ factors.mT, rtol=1e-3, atol=1e-4)
+    assert torch.equal(ranks(method.memory.compact[:4]), ranks(factors))
+    torch.testing.assert_close(method.memory.covariances[:4], factors @ factors.mT, rtol=1e-3, atol=1e-4)

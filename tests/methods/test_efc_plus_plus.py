@@ -59,7 +59,7 @@ class Recorder:
 
     def __call__(self, weight: torch.Tensor, velocity: torch.Tensor, features: Any, labels: Any, **others: Any) -> None:
         self.options = others
-        self.means = self.method.means.clone()
+        self.means = self.method.memory.means.clone()
         self.epochs.append((features.clone(), labels.clone()))
         weight += 1.0
 
@@ -71,7 +71,7 @@ def test_rebalancing_is_balanced_and_in_its_place(fresh: bool, monkeypatch: pyte
     stream.train(method, 1, SHORT)
     pairs = [(method.teacher.features(x), method.network.features(x)) for x, _ in stream.data[1].augmented("drift")]
     old, new = (torch.cat(side).detach() for side in zip(*pairs, strict=True))
-    moved = drift.compensate(method.means, old, new, method.feature_matrix, 0.2)
+    moved = drift.compensate(method.memory.means, old, new, method.feature_matrix, 0.2)
     heads = torch.cat(head_states(method))
     recorder = Recorder(method)
     monkeypatch.setattr(efc_plus_plus, "softmax_epoch", recorder)
@@ -90,14 +90,16 @@ def test_rebalancing_is_balanced_and_in_its_place(fresh: bool, monkeypatch: pyte
         drawn = features[labels == label]
         error = (drawn.mean(dim=0) - moved[label]).abs().max()
         assert float(error) < 5 * float(drawn.std(dim=0).max()) / len(drawn) ** 0.5
-        assert float((drawn.T.cov() - method.covariances[label]).norm()) < 0.3 * float(method.covariances[label].norm())
+        assert float((drawn.T.cov() - method.memory.covariances[label]).norm()) < 0.3 * float(
+            method.memory.covariances[label].norm()
+        )
         assert len(drawn.unique(dim=0)) == len(drawn), "Every epoch draws anew."
     real = [rows[labels == 4] for rows, labels in recorder.epochs[:2]]
     assert (len(torch.cat(real).unique(dim=0)) > len(real[0])) == fresh
     # The feature matrix is measured with the heads as re-balancing left them.
     torch.testing.assert_close(torch.cat(head_states(method)), heads + 40.0)
     assert torch.equal(method.feature_matrix, method._measure_feature_matrix(stream.tasks[1], stream.data[1]))
-    assert method.counts.tolist() == images
+    assert method.memory.counts.tolist() == images
 
 
 def test_rebalancing_has_the_settings_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +113,7 @@ def test_rebalancing_has_the_settings_asked_for(monkeypatch: pytest.MonkeyPatch)
     stream.end(method, 1)
     assert recorder.options == asked
     features, labels = (torch.cat(side) for side in zip(*recorder.epochs, strict=True))
-    expected = method.covariances[2].trace() + 64 * 4.0
+    expected = method.memory.covariances[2].trace() + 64 * 4.0
     assert float(features[labels == 2].T.cov().trace()) == pytest.approx(float(expected), rel=0.05)
 
 

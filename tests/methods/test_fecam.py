@@ -28,8 +28,8 @@ def test_means_and_covariances_are_those_of_transformed_features(power: float) -
         features, labels = transformed(stream, index, power)
         for label in classes:
             rows = features[labels == label]
-            torch.testing.assert_close(method.means[label], rows.mean(dim=0), rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(method.covariances[label], torch.cov(rows.T), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(method.memory.means[label], rows.mean(dim=0), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(method.memory.covariances[label], torch.cov(rows.T), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -43,11 +43,11 @@ def test_scores_by_hand(normalise: bool) -> None:
     scores = method.scores(images)
     size = features.shape[1]
     for label in range(5):
-        matrix = method.covariances[label].double()
+        matrix = method.memory.covariances[label].double()
         rest = (matrix.sum() - matrix.trace()) / (size * (size - 1))
         identity = torch.eye(size).double()
         matrix = matrix + 2.0 * matrix.diagonal().mean() * identity + 0.5 * rest * (1 - identity)
-        mean = method.means[label].double()
+        mean = method.memory.means[label].double()
         if normalise:
             matrix = matrix / torch.outer(matrix.diagonal().sqrt(), matrix.diagonal().sqrt())
             mean = mean / mean.norm()
@@ -59,9 +59,9 @@ def test_scores_by_hand(normalise: bool) -> None:
 def test_a_common_covariance_is_the_average_over_all_classes_seen() -> None:
     _, apart = learned()
     _, common = learned(covariance="common")
-    assert common.covariances.shape[0] == 1
-    torch.testing.assert_close(common.covariances[0], apart.covariances.mean(dim=0))
-    assert common.covariance_of.tolist() == [0] * 5
+    assert common.memory.covariances.shape[0] == 1
+    torch.testing.assert_close(common.memory.covariances[0], apart.memory.covariances.mean(dim=0))
+    assert common.memory.covariance_of.tolist() == [0] * 5
     images = short_stream().test_images[:10]
-    expected = mahalanobis(ClassStatistics(common.means, common.covariances.expand(5, -1, -1)), 3.0, 3.0)
+    expected = mahalanobis(ClassStatistics(common.memory.means, common.memory.covariances.expand(5, -1, -1)), 3.0, 3.0)
     torch.testing.assert_close(common.scores(images), expected(common.embed(images).detach()), rtol=1e-4, atol=1e-4)

@@ -33,13 +33,13 @@ def test_pseudo_features_have_the_old_classes_means(similarity: str) -> None:
     imitated, targets = method.imitate(features, labels, new, 5)
     for old in range(4):
         rows = imitated[targets == old]
-        torch.testing.assert_close(rows.mean(dim=0), method.means[old], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(rows.mean(dim=0), method.memory.means[old], rtol=1e-4, atol=1e-5)
         if similarity == "euclidean":
-            donor = min(range(3), key=lambda j: float((method.means[old] - new[j]).norm()))
+            donor = min(range(3), key=lambda j: float((method.memory.means[old] - new[j]).norm()))
         else:
-            donor = max(range(3), key=lambda j: float(torch.cosine_similarity(method.means[old], new[j], dim=0)))
+            donor = max(range(3), key=lambda j: float(torch.cosine_similarity(method.memory.means[old], new[j], dim=0)))
         lent = features[labels == 5 + donor]
-        torch.testing.assert_close(rows, lent + method.means[old] - new[donor])
+        torch.testing.assert_close(rows, lent + method.memory.means[old] - new[donor])
 
 
 @pytest.mark.parametrize("solver", svm.SOLVERS)
@@ -164,4 +164,6 @@ def test_features_may_be_those_of_augmented_images() -> None:
         features = torch.cat([stream.network().features(images) for images, _ in pieces])
     labels = torch.cat([labels for _, labels in pieces])
     for label in range(4):
-        torch.testing.assert_close(method.means[label], features[labels == label].mean(dim=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            method.memory.means[label], features[labels == label].mean(dim=0), rtol=1e-4, atol=1e-5
+        )

@@ -16,6 +16,7 @@ from checks import (
     SIZES,
     assert_equal,
     clone,
+    fitting,
     history,
     kept_tensors,
     longest_run,
@@ -33,7 +34,7 @@ from efcil.engine.evaluate import scorer
 from efcil.engine.feed import Feed
 from efcil.engine.hardware import switches
 from efcil.engine.trainer import MOST_TERMS, Execution, Trainer
-from efcil.methods import available, bundled
+from efcil.methods import available, bundled, incremental
 from efcil.methods.base import Method, Plan
 from efcil.resolution import load_config, resolve, to_yaml
 from efcil.settings import Settings, options
@@ -41,7 +42,7 @@ from efcil.settings.options import Option
 
 METHODS = sorted(available())
 #: Joint training is one large first task: it has no later task to check.
-INCREMENTAL = [name for name in METHODS if available()[name].exemplar_free]
+INCREMENTAL = sorted(incremental())
 LAST = len(SIZES) - 1
 
 every_method = pytest.mark.parametrize("name", INCREMENTAL)
@@ -51,7 +52,7 @@ def begun(name: str) -> Method:
     """The method at the beginning of the last task, reached through a saved state."""
     method = reload(name, history(name)[1][LAST - 1].state)
     method.begin_task(short_stream().tasks[LAST])
-    method.training_mode()
+    method.training_mode(fitting(method, SHORT))
     return method
 
 
@@ -132,7 +133,8 @@ def test_gradients_reach_what_the_optimiser_gets_and_nothing_else(name: str) -> 
 def test_whether_normalisation_learns_may_be_chosen(name: str, trains: bool) -> None:
     if "train_normalisation" not in options(available()[name].Settings):
         pytest.skip(f"{name} leaves no choice.")
-    assert short_stream().make(name, train_normalisation=trains).trains_normalisation == trains
+    method = short_stream().make(name, train_normalisation=trains)
+    assert fitting(method, SHORT).normalisation == ("trained" if trains else "frozen")
 
 
 @every_method
@@ -150,7 +152,7 @@ def test_the_backbone_has_a_learning_rate_of_its_own(name: str) -> None:
 def test_normalisation_is_frozen_or_learns(name: str) -> None:
     method, records = history(name)
     for record in records[1:]:
-        if not method.trains_normalisation:
+        if fitting(method, SHORT).normalisation == "frozen":
             assert_equal(record.normalisation_before, record.normalisation_after)
         else:
             after = record.normalisation_after
@@ -164,18 +166,26 @@ def test_classifiers_are_built_from_the_features_and_heads_that_the_method_has(n
     with torch.no_grad():
         features, embedded = method.network.features(images), method.embed(images)
     heads, statistics = method.network.head_weight().detach(), method.statistics()
-    if "heads" in method.keeps:
+    if "heads" in method.about.keeps:
         expected = features @ heads.T / method.head_temperature
         torch.testing.assert_close(scorer(method, "heads")(images), expected)
     if statistics is not None:
         expected = classifiers.nearest_mean(statistics)(embedded)
         torch.testing.assert_close(scorer(method, "nearest-mean")(images), expected)
-    if {"heads", "covariances"} <= set(method.keeps):
+    if {"heads", "covariances"} <= set(method.about.keeps):
         expected = classifiers.rebalanced(replace(statistics, heads=heads))(embedded)
         torch.testing.assert_close(scorer(method, "rebalanced")(images), expected)
 
 
-@pytest.mark.parametrize("name", ["fusion", "il2a", "pass", "ssre"])
+def has_a_temperature(name: str) -> bool:
+    """Whether later tasks train the heads under the setting `temperature`."""
+    cls = available()[name]
+    if "temperature" not in options(cls.Settings):
+        return False
+    return cls.traits(replace(cls.Settings(), temperature=0.5)).temperature == 0.5
+
+
+@pytest.mark.parametrize("name", list(filter(has_a_temperature, INCREMENTAL)))
 def test_probabilities_are_those_of_the_softmax_that_was_trained(name: str) -> None:
     stream = short_stream()
     method, images = stream.start(name, temperature=0.5), stream.test_images[:20]
@@ -310,7 +320,7 @@ def test_plain_and_fused_backbone_agree(name: str) -> None:
         method.begin_task(task)
         if not method.parameter_groups(recipe):
             pytest.skip(f"{name} trains nothing by gradient after the first task.")
-        trainer = Trainer(method, data, task, recipe, execution)
+        trainer = Trainer(method, data, task, fitting(method, recipe), execution)
         trainer.run()
         results.append((trainer.losses.clone(), clone(method.state_dict())))
     (losses, plain), (fused_losses, fused) = results
@@ -350,7 +360,7 @@ def terms_on_a_gpu(name: str, execution: Execution) -> list[dict[str, float]]:
     with execution.stream():
         execution.equip(method)
         method.begin_task(task)
-        trainer = Trainer(method, stream.images(LAST, execution), task, SHORT, execution)
+        trainer = Trainer(method, stream.images(LAST, execution), task, fitting(method, SHORT), execution)
         trainer.run(on_epoch=lambda report: terms.append(report.terms))
         torch.cuda.synchronize()
     return terms

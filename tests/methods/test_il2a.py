@@ -73,8 +73,8 @@ def test_loss_image_by_image() -> None:
 
     rows, labels = [], batch.draws["prototype_labels"]
     for label in labels.tolist():
-        bend = [(w - head[label]) @ method.covariances[label] @ (w - head[label]) for w in head]
-        rows.append(head @ method.means[label] + 0.75 * torch.stack(bend))
+        bend = [(w - head[label]) @ method.memory.covariances[label] @ (w - head[label]) for w in head]
+        rows.append(head @ method.memory.means[label] + 0.75 * torch.stack(bend))
     torch.testing.assert_close(terms["replay"], 3.0 * functional.cross_entropy(torch.stack(rows) / 0.8, labels))
     drift = (features - method.teacher.features(torch.stack(images))).square().sum().sqrt()
     torch.testing.assert_close(terms["distillation"], 0.7 * drift)
@@ -84,17 +84,17 @@ def test_covariances_stay_with_their_classes_and_mixed_rows_go() -> None:
     """The authors' code prepends new covariances and then looks them up by label; here class c has row c."""
     stream = short_stream()
     method = stream.start("il2a")
-    first = method.covariances.clone()
+    first = method.memory.covariances.clone()
     stream.learn(method, 1, SHORT)
     assert len(method.pairs) == 0, "A single class has no mixtures."
     stream.train(method, 2, SHORT)
     assert [rows.shape[0] for rows in method.pairs] == [3]
     stream.end(method, 2)
     assert len(method.pairs) == 0
-    assert torch.equal(method.covariances[:4], first)
+    assert torch.equal(method.memory.covariances[:4], first)
     pieces = [(method.network.features(x).detach(), y) for x, y in stream.data[2].augmented("prototypes")]
     features, labels = (torch.cat(side) for side in zip(*pieces, strict=True))
-    torch.testing.assert_close(method.covariances[6], features[labels == 6].T.cov(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(method.memory.covariances[6], features[labels == 6].T.cov(), rtol=1e-3, atol=1e-5)
 
 
 def test_a_temperature_is_a_factor_on_rows_and_scale() -> None:

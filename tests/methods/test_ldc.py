@@ -14,7 +14,7 @@ def drifted(scale: float, **settings: object):  # type: ignore[no-untyped-def]
     """The method after a second task that did nothing but multiply all features by `scale`."""
     stream = short_stream()
     method = stream.start("ldc", **settings)
-    before = method.means.clone()
+    before = method.memory.means.clone()
     method.begin_task(stream.tasks[1])
     with torch.no_grad():
         last = method.network.backbone.blocks[-1]
@@ -29,7 +29,7 @@ def drifted(scale: float, **settings: object):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("kind", ["learned", "ridge"])
 def test_without_drift_old_means_stay(kind: str) -> None:
     method, before = drifted(1.0, map=kind)
-    torch.testing.assert_close(method.means[:4], before, rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.memory.means[:4], before, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["learned", "ridge"])
@@ -37,7 +37,7 @@ def test_old_means_follow_a_drift_that_the_current_images_show(kind: str) -> Non
     """The images of one class show only some directions; there, old means must grow with the features."""
     method, before = drifted(1.5, map=kind, map_epochs=60, map_learning_rate=3e-3)
     error_before = (before - 1.5 * before).norm()
-    error_after = (method.means[:4] - 1.5 * before).norm()
+    error_after = (method.memory.means[:4] - 1.5 * before).norm()
     assert float(error_after) < 0.6 * float(error_before)
 
 
@@ -66,9 +66,9 @@ def test_a_ridge_map_has_the_penalty_of_the_settings() -> None:
     stream = short_stream()
     method = stream.start("ldc", map="ridge", map_ridge=0.3)
     stream.train(method, 1, SHORT)
-    expected = transport.ridge_map(*method.before_and_after(stream.data[1]), 0.3).points(method.means)
+    expected = transport.ridge_map(*method.before_and_after(stream.data[1]), 0.3).points(method.memory.means)
     stream.end(method, 1)
-    torch.testing.assert_close(method.means[:4], expected)
+    torch.testing.assert_close(method.memory.means[:4], expected)
 
 
 def test_the_nearest_mean_wins() -> None:
@@ -78,7 +78,7 @@ def test_the_nearest_mean_wins() -> None:
         method = stream.learn(stream.start("ldc", normalise=normalise), 1, SHORT)
         with torch.no_grad():
             features = method.network.features(images)
-        means = method.means
+        means = method.memory.means
         if normalise:
             features, means = features / features.norm(dim=1, keepdim=True), means / means.norm(dim=1, keepdim=True)
         assert torch.equal(method.scores(images).argmax(dim=1), torch.cdist(features, means).argmin(dim=1))
@@ -92,4 +92,4 @@ def test_new_means_are_those_of_the_new_network(views: str) -> None:
     pieces = data.plain() if views == "plain" else data.augmented("prototypes")
     with torch.no_grad():
         rows = torch.cat([method.network.features(images) for images, _ in pieces])
-    torch.testing.assert_close(method.means[4], rows.mean(dim=0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(method.memory.means[4], rows.mean(dim=0), rtol=1e-4, atol=1e-5)

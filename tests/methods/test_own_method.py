@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
@@ -45,6 +46,19 @@ class Attracted(Method):
     def end_task(self, task, data):
         features = torch.cat([self.network.features(images) for images, _ in data.plain()])
         self.centres = torch.cat([self.centres, features.mean(dim=0, keepdim=True)])
+"""
+REHEARSING = """
+from efcil.core.gaussians import collect
+from efcil.methods.finetune import FineTune
+from efcil.methods.memory import ClassMemory
+class Rehearsing(FineTune):
+    name = "rehearsing"
+    summary = "fine-tuning that remembers its classes"
+    @classmethod
+    def remembers(cls, settings, size):
+        return ClassMemory(size, why="tests", covariances="class")
+    def end_task(self, task, data):
+        self.memory.add(*collect(self.network.features, data.plain()), range(task.first_class, task.seen))
 """
 SHORT = ("--tasks", "3", "--epochs", "1", "--device", "cpu", "--quiet")
 
@@ -98,8 +112,8 @@ def test_the_documented_example_runs(tmp_path: Path) -> None:
     assert json.loads(summary.read_text())["method"] == "anchor"
     assert '"pull"' in (summary.parent / "metrics.jsonl").read_text()
     tensors = load_file(next(summary.parent.rglob("*.safetensors")))
-    assert len(tensors["means"]) == 10
-    assert all(bool((row != 0).any()) for row in tensors["means"])
+    assert len(tensors["memory.means"]) == 10
+    assert all(bool((row != 0).any()) for row in tensors["memory.means"])
 
 
 def test_what_the_documented_example_stores_is_shown_in_its_words(
@@ -109,7 +123,7 @@ def test_what_the_documented_example_stores_is_shown_in_its_words(
     learned("anchor", {0, 1}).save(tmp_path / "model")
     assert main(["inspect", str(tmp_path / "model")]) == 0
     text = capsys.readouterr().out
-    assert methods.get("anchor").purposes["means"] in text
+    assert "where each class lay when it was learned" in text
     assert "a single image is that image's feature vector" in " ".join(text.split()), "what we know of means stays said"
 
 
@@ -120,6 +134,19 @@ def test_what_end_task_keeps_has_no_gradient(install: Callable[[str], None], tmp
     kept = learned("attracted", {0, 1}, {2}).model_.ready.get_buffer("centres")
     assert len(kept) == 2
     assert not kept.requires_grad
+
+
+def test_a_method_of_ones_own_learns_more_of_what_it_knows(install: Callable[[str], None]) -> None:
+    install(REHEARSING)
+    model = learned("rehearsing", {0, 1}, {2})
+    images, labels = load_digits(return_X_y=True)
+    before = model.model_.ready.memory.means.clone()
+    heads = model.model_.ready.network.head_weight().detach().clone()
+    model.partial_fit(images[labels == 2][:9].reshape(-1, 8, 8).astype(np.uint8), labels[labels == 2][:9], more=True)
+    after = model.model_.ready.memory.means
+    assert torch.equal(after[:2], before[:2])
+    assert not torch.equal(after[2], before[2])
+    assert not torch.equal(model.model_.ready.network.head_weight(), heads)
 
 
 LATE = """

@@ -53,14 +53,14 @@ def test_means_and_radius_come_from_the_task_that_brought_the_class() -> None:
     pieces = [(method.network.features(x), y) for x, y in stream.data[0].augmented("prototypes")]
     features, labels = (torch.cat(side) for side in zip(*pieces, strict=True))
     means, covariances = class_statistics(features.detach(), labels, range(4))
-    torch.testing.assert_close(method.means, means)
+    torch.testing.assert_close(method.memory.means, means)
     variance = sum(float(covariance.trace()) / 64 for covariance in covariances) / 4
     assert float(method.radius) == pytest.approx(variance**0.5, rel=1e-5)
-    first, radius = method.means.clone(), method.radius.clone()
+    first, radius = method.memory.means.clone(), method.radius.clone()
     stream.learn(method, 2, SHORT)
-    assert torch.equal(method.means[:4], first)
+    assert torch.equal(method.memory.means[:4], first)
     assert torch.equal(method.radius, radius)
-    assert len(method.means) == 8
+    assert len(method.memory.means) == 8
 
 
 def test_prototypes_scatter_by_the_radius_around_old_means() -> None:
@@ -71,7 +71,7 @@ def test_prototypes_scatter_by_the_radius_around_old_means() -> None:
     labels = draws["prototype_labels"]
     assert torch.equal(labels.unique(), torch.arange(4))
     assert torch.bincount(labels.flatten()).min() > 150
-    noise = draws["prototypes"] - method.means[labels]
+    noise = draws["prototypes"] - method.memory.means[labels]
     assert float(noise.std()) == pytest.approx(float(method.radius), rel=0.02)
     assert float(noise.mean()) == pytest.approx(0.0, abs=0.02 * float(method.radius))
 

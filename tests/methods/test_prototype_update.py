@@ -17,7 +17,7 @@ def around_the_second_task(name: str, **settings: object) -> tuple[Method, Tenso
     stream = short_stream()
     method = stream.start(name, **settings)
     stream.train(method, 1, SHORT)
-    means, covariances = method.means.clone(), method.covariances.clone()
+    means, covariances = method.memory.means.clone(), method.memory.covariances.clone()
     pieces = [images for images, _ in stream.data[1].augmented("drift")]
     with torch.no_grad():
         before = torch.cat([method.teacher.features(images) for images in pieces])
@@ -32,12 +32,12 @@ def around_the_second_task(name: str, **settings: object) -> tuple[Method, Tenso
 def test_a_linear_update_moves_means_and_covariances(name: str, update: str) -> None:
     method, means, covariances, before, after = around_the_second_task(name, prototype_update=update, drift_ridge=0.3)
     expected: AffineMap = ridge_map(before, after, 0.3)
-    torch.testing.assert_close(method.means[:4], expected.points(means))
+    torch.testing.assert_close(method.memory.means[:4], expected.points(means))
     moved = expected.matrix @ covariances.double() @ expected.matrix.T
     if update == "linear-residual":
         moved = moved + expected.residual
-    torch.testing.assert_close(method.covariances[:4].double(), moved, rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(method.covariances[:4], covariances, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(method.memory.covariances[:4].double(), moved, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(method.memory.covariances[:4], covariances, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["efc", "efc++"])
@@ -46,20 +46,20 @@ def test_the_default_moves_means_alone(name: str, settings: dict[str, float], si
     stream = short_stream()
     matrix = stream.start(name).feature_matrix
     method, means, covariances, before, after = around_the_second_task(name, **settings)
-    torch.testing.assert_close(method.means[:4], drift.compensate(means, before, after, matrix, sigma))
-    assert not torch.equal(method.means[:4], means)
-    assert torch.equal(method.covariances[:4], covariances)
+    torch.testing.assert_close(method.memory.means[:4], drift.compensate(means, before, after, matrix, sigma))
+    assert not torch.equal(method.memory.means[:4], means)
+    assert torch.equal(method.memory.covariances[:4], covariances)
 
 
 @pytest.mark.parametrize("name", ["efc", "efc++", "il2a"])
 def test_none_moves_nothing(name: str) -> None:
     method, means, covariances, _, _ = around_the_second_task(name, prototype_update="none")
-    assert torch.equal(method.means[:4], means)
-    assert torch.equal(method.covariances[:4], covariances)
+    assert torch.equal(method.memory.means[:4], means)
+    assert torch.equal(method.memory.covariances[:4], covariances)
 
 
 def test_a_shared_covariance_is_moved_once() -> None:
     method, _, covariances, before, after = around_the_second_task("efc", prototype_update="linear", covariance="task")
     expected = ridge_map(before, after, 0.01).covariances(covariances)
-    assert method.covariances.shape[0] == 2
-    torch.testing.assert_close(method.covariances[:1], expected)
+    assert method.memory.covariances.shape[0] == 2
+    torch.testing.assert_close(method.memory.covariances[:1], expected)

@@ -20,7 +20,7 @@ def test_training_is_that_of_the_base(base: str) -> None:
     stream = short_stream()
     method = stream.start("sdc", base=base)
     alone = stream.start(base)
-    alone.trains_normalisation = False  # SDC's default; EFC has no other
+    alone.recipe = lambda _, preset: replace(preset, normalisation="frozen")  # SDC's default; EFC has no other
     stream.learn(method, 2, SHORT)
     stream.learn(alone, 2, SHORT)
     assert_equal(clone(method.network.state_dict()), clone(alone.network.state_dict()))
@@ -30,7 +30,9 @@ def test_training_is_that_of_the_base(base: str) -> None:
 
 def test_recipe_is_that_of_the_base() -> None:
     for base in BASES:
-        assert resolve(Settings(method="sdc", overrides={"base": base})).later == resolve(Settings(method=base)).later
+        ours, theirs = (resolve(each).later for each in (Settings("sdc", overrides={"base": base}), Settings(base)))
+        assert replace(ours, normalisation=theirs.normalisation) == theirs
+        assert ours.normalisation == "frozen"
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -38,7 +40,7 @@ def test_means_move_as_a_loop_says(normalise: bool) -> None:
     stream = short_stream()
     sigma = 0.3 if normalise else 2.0
     method = stream.start("sdc", normalise=normalise, sigma=sigma, train_normalisation=True)
-    before, old = method.means.clone(), method.network.frozen_copy()
+    before, old = method.memory.means.clone(), method.network.frozen_copy()
     stream.train(method, 1, replace(SHORT, learning_rate=5e-3))
     stream.end(method, 1)
     moved = torch.zeros_like(before)
@@ -54,16 +56,16 @@ def test_means_move_as_a_loop_says(normalise: bool) -> None:
                 total[label] += weight
     expected = before + moved / total[:, None]
     assert float((expected - before).norm()) > 1e-3
-    torch.testing.assert_close(method.means[:4], expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(method.memory.means[:4], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_without_drift_or_update_means_stay_bit_for_bit() -> None:
     stream = short_stream()
     for settings, recipe in (({}, replace(SHORT, learning_rate=0.0)), ({"update": False}, SHORT)):
         method = stream.start("sdc", **settings)
-        before = method.means.clone()
+        before = method.memory.means.clone()
         stream.learn(method, 1, recipe)
-        assert torch.equal(method.means[:4], before)
+        assert torch.equal(method.memory.means[:4], before)
 
 
 def test_scores_are_negated_squared_distances() -> None:
@@ -72,5 +74,5 @@ def test_scores_are_negated_squared_distances() -> None:
     images = stream.test_images[:20]
     embedded = functional.normalize(method.network.features(images)).detach()
     torch.testing.assert_close(
-        method.scores(images), -torch.cdist(embedded, method.means).square(), rtol=1e-3, atol=1e-4
+        method.scores(images), -torch.cdist(embedded, method.memory.means).square(), rtol=1e-3, atol=1e-4
     )

@@ -99,7 +99,9 @@ def test_loss_by_hand(selection: str) -> None:
     batch = stream.batch(method, 1)
     terms = method.loss(batch)
     features, head = method.features(batch.images).detach(), method.network.head_weight()
-    similar = torch.stack([torch.cosine_similarity(features, mean[None], dim=1) for mean in method.means]).amax(dim=0)
+    similar = torch.stack([torch.cosine_similarity(features, mean[None], dim=1) for mean in method.memory.means]).amax(
+        dim=0
+    )
     if selection == "hard":
         similar = (similar > 0.9).float()
         assert 0 < float(similar.sum()) < len(similar), "The threshold should divide this batch."
@@ -108,7 +110,7 @@ def test_loss_by_hand(selection: str) -> None:
     drift = (features - batch.frozen["features"]).square().sum(dim=1).sqrt()
     torch.testing.assert_close(terms["distillation"], 3.0 * (similar * drift).sum())
     labels = batch.draws["prototype_labels"]
-    replay = functional.cross_entropy(method.means[labels] @ head.T / 0.5, labels)
+    replay = functional.cross_entropy(method.memory.means[labels] @ head.T / 0.5, labels)
     torch.testing.assert_close(terms["replay"], 7.0 * replay)
     assert int(labels.max()) < 4
 

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,7 +138,10 @@ def grey(image: np.ndarray, side: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("name", "side", "place"),
-    [("means", 8, lambda t: t["means"][1]), ("feature_matrix", 64, lambda t: t["feature_matrix"].view(-1))],
+    [
+        ("memory.means", 8, lambda t: t["memory.means"][1]),
+        ("feature_matrix", 64, lambda t: t["feature_matrix"].view(-1)),
+    ],
 )
 def test_an_image_under_a_known_name_is_caught(
     name: str, side: int, place: Callable[[Any], torch.Tensor], honest: Path, photos: Path, tmp_path: Path
@@ -228,26 +231,28 @@ def test_other_images_and_noise_are_not_taken_for_training_images() -> None:
 
 def pixels_in(tensors: dict[str, torch.Tensor], scale: float) -> None:
     """A corner of an image in place of a class mean, where the comparison with whole images does not see it."""
-    tensors["means"][1] = torch.from_numpy(photographs(1, 9)[0, :4, :5].flatten()[:60]).float().repeat(2)[:64] / scale
+    tensors["memory.means"][1] = (
+        torch.from_numpy(photographs(1, 9)[0, :4, :5].flatten()[:60]).float().repeat(2)[:64] / scale
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: pixels_in(t, 1.0), "row 1 of the tensor 'means' holds"),
-        (lambda t: pixels_in(t, 255.0), "row 1 of the tensor 'means' holds"),
-        (lambda t: t["covariances"][1].copy_(torch.rand(64, 64)), "class covariance 1 is none"),
+        (lambda t: pixels_in(t, 1.0), "row 1 of the tensor 'memory.means' holds"),
+        (lambda t: pixels_in(t, 255.0), "row 1 of the tensor 'memory.means' holds"),
+        (lambda t: t["memory.covariances"][1].copy_(torch.rand(64, 64)), "class covariance 1 is none"),
         (
-            lambda t: t["covariances"][0].copy_(2 * torch.eye(64).flip(0)),
+            lambda t: t["memory.covariances"][0].copy_(2 * torch.eye(64).flip(0)),
             "class covariance 0 is none",
         ),
         (
-            lambda t: t.update(covariances=t["covariances"].repeat(3, 1, 1)),
-            "the tensor 'covariances' has shape (6, 64, 64) where 2 classes need at most (2, 64, 64)",
+            lambda t: t.update({"memory.covariances": t["memory.covariances"].repeat(3, 1, 1)}),
+            "the tensor 'memory.covariances' has shape (6, 64, 64) where 2 classes need at most (2, 64, 64)",
         ),
         (
-            lambda t: t.update(covariance_of=torch.arange(100)),
-            "the tensor 'covariance_of' has shape (100,) where 2 classes need at most (2,)",
+            lambda t: t.update({"memory.covariance_of": torch.arange(100)}),
+            "the tensor 'memory.covariance_of' has shape (100,) where 2 classes need at most (2,)",
         ),
     ],
     ids=["bytes", "255ths", "not symmetric", "negative variances", "more matrices", "more numbers"],
@@ -278,7 +283,7 @@ def test_lists_of_a_method_are_bounded(photos: Path, tmp_path: Path) -> None:
         assert f"the tensor {name!r} has shape {tuple(kept.shape)}" in misfit
 
 
-@pytest.mark.parametrize("method", [name for name, cls in methods.available().items() if cls.exemplar_free])
+@pytest.mark.parametrize("method", sorted(methods.incremental()))
 def test_models_of_every_method_pass(method: str, digits: Any, photos: Path, tmp_path: Path) -> None:
     """Two tasks, with what a method carries over from the first to the second."""
     for number, label in enumerate((0, 1, 2)):
@@ -296,20 +301,20 @@ def test_models_of_every_method_pass(method: str, digits: Any, photos: Path, tmp
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [name for name, cls in methods.available().items() if cls.exemplar_free])
+@pytest.mark.parametrize("method", list(methods.incremental()))
 def test_every_tensor_of_every_method_has_a_purpose(method: str) -> None:
-    """A method that stores something new has to say what it is: in model/purposes.py, or itself (`purposes`)."""
+    """A method that stores something new has to say what it is, where it stores it."""
     from efcil.network.incremental import IncrementalNetwork
     from efcil.network.resnet import make_backbone
 
     network = IncrementalNetwork(make_backbone("slim", 0))
     network.grow_to([2, 1])
-    cls = methods.get(method)
-    names, known = list(cls(network).state_dict()), purposes.including(cls.purposes)
+    made = methods.get(method)(network)
+    names, known = list(made.state_dict()), purposes.including(made.purposes())
     assert purposes.unaccounted(names, known) == []
-    assert purposes.unaccounted([*names, "exemplars", "network.backbone.memory", "means.old"], known) == [
+    assert purposes.unaccounted([*names, "exemplars", "network.backbone.memory", "memory.means.old"], known) == [
         "exemplars",
-        "means.old",
+        "memory.means.old",
         "network.backbone.memory",
     ]
 
@@ -329,10 +334,11 @@ class Declared(Own):
     """The same, and says what it stores."""
 
     name = "declared"
-    purposes: ClassVar[dict[str, str]] = {
-        "centres": "where classes lie",
-        "adapter.*": "turns old features into new ones",
-    }
+
+    def __init__(self, network: Any, settings: Any = None) -> None:
+        FineTune.__init__(self, network, settings)
+        self.keep("centres", torch.zeros(2, 3), why="where classes lie")
+        self.keep("adapter", torch.nn.Linear(3, 3), why="turns old features into new ones")
 
 
 def test_a_method_explains_what_it_stores(
@@ -490,7 +496,6 @@ def test_a_model_among_its_images(honest: Path, photos: Path, tmp_path: Path, ca
             "facts.classes[0].label",
             lambda described: described["facts"]["classes"][0].update(label={"tuple": [*range(256)]}),
         ),
-        ("facts.settings.seed", lambda described: described["facts"]["settings"].update(seed=7**400)),
         ("memory", lambda described: described.update(memory=PICTURE)),
         ("tensors.memory", lambda described: described["tensors"].update(memory=PICTURE)),
     ],
@@ -555,7 +560,7 @@ def test_a_model_that_is_replaced_meanwhile(honest: Path, photos: Path, tmp_path
     read = auditing.class_folders
 
     def replace_it(folder: Path, held_out: bool = False) -> Any:
-        model_folder.write(model, other, tensors | {"memory": tensors["means"]})
+        model_folder.write(model, other, tensors | {"memory": tensors["memory.means"]})
         return read(folder, held_out)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -578,11 +583,14 @@ def test_an_unfinished_task_does_not_pass(honest: Path, photos: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.update(fisher=torch.zeros(30)), "it holds a tensor 'fisher' that efc does not have"),
+        (lambda t: t.update({"network.heads.7": torch.zeros(30)}), "'network.heads.7' that efc does not have"),
         (lambda t: t.update(feature_matrix=torch.zeros(8, 8)), "is F32 of shape (8, 8) where F32 of shape (64, 64)"),
-        (lambda t: t.update(means=t["means"].to(torch.uint8)), "'means' is torch.uint8"),
-        (lambda t: t.pop("means"), "the tensor 'means' is missing"),
-        (lambda t: t.update(means=t["means"].repeat(2, 1)), "has shape (4, 64) where 2 classes need at most (2, 64)"),
+        (lambda t: t.update({"memory.means": t["memory.means"].to(torch.uint8)}), "'memory.means' is torch.uint8"),
+        (lambda t: t.pop("memory.means"), "the tensor 'memory.means' is missing"),
+        (
+            lambda t: t.update({"memory.means": t["memory.means"].repeat(2, 1)}),
+            "has shape (4, 64) where 2 classes need at most (2, 64)",
+        ),
     ],
     ids=["name", "shape", "type", "missing", "rows"],
 )

@@ -43,7 +43,7 @@ def test_learns_digits_task_after_task(digits: Any) -> None:
     assert np.array_equal(classifier.predict(images), classifier.classes_[chances.argmax(axis=1)])
 
 
-@pytest.mark.parametrize("method", [name for name, cls in methods.available().items() if cls.exemplar_free])
+@pytest.mark.parametrize("method", list(methods.incremental()))
 def test_from_a_saved_model_as_in_one_go(method: str, digits: Any, tmp_path: Path, same: Any) -> None:
     """Classes added months later give, bit for bit, what one uninterrupted program gives."""
     tasks = [digits.train(0, 1), digits.train(2), digits.train(3, 4)]
@@ -129,7 +129,7 @@ def test_more_images_of_known_classes(digits: Any) -> None:
 
 
 def test_blending_is_what_all_images_together_give() -> None:
-    from efcil.model.more import blend
+    from efcil.core.gaussians import blend
 
     samples = torch.randn(30, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     parts = [(part.mean(dim=0), torch.cov(part.T), len(part)) for part in samples.split([12, 18])]
@@ -408,8 +408,8 @@ def test_the_classifier_that_was_chosen_is_used_and_kept(digits: Any, tmp_path: 
     images, _ = digits.test(0, 1, 2)
     own = IncrementalClassifier(**QUICK, classifier="own").fit(*digits.train(0, 1))
     other = IncrementalClassifier(**QUICK, classifier="nearest-mean").fit(*digits.train(0, 1))
-    means = own.model_.ready.means
-    assert torch.equal(other.model_.ready.means, means), "learning does not depend on it"
+    means = own.model_.ready.memory.means
+    assert torch.equal(other.model_.ready.memory.means, means), "learning does not depend on it"
     pixels = gather(images).pixels(8)
     with torch.no_grad():
         features = torch.from_numpy(own.model_.by_pieces(pixels, own.model_.ready.embed))
@@ -449,7 +449,7 @@ def test_what_auto_stands_for(method: str, own: bool, digits: Any) -> None:
     """Re-balanced heads for methods that decide by their heads and keep what it needs; DPCR has a way of its own."""
     learned = quick(method=method, epochs=1).fit(*digits.train(0, 1)).model_.ready
     assert (scorer(learned, "auto") == learned.scores) == own
-    classifiers.check("auto", method, learned.keeps)
+    classifiers.check("auto", method, learned.about.keeps)
 
 
 def test_names_of_files_may_come_as_an_array(digits: Any, tmp_path: Path) -> None:

@@ -200,15 +200,18 @@ def test_cards_that_lie_are_refused(change: Callable[[Any], Any], message: str, 
     ("change", "message"),
     [
         (lambda t: t.update(memory=torch.zeros(2, 3, 8, 8)), "holds a tensor 'memory' that efc does not have"),
-        (lambda t: t.pop("means"), "'means' is missing"),
-        (lambda t: t.update(means=t["means"].double()), "'means' is F64"),
-        (lambda t: t.update(means=t["means"][:, :5]), r"'means' is F32 of shape \(3, 5\)"),
+        (lambda t: t.pop("memory.means"), "'memory.means' is missing"),
+        (lambda t: t.update({"memory.means": t["memory.means"].double()}), "'memory.means' is F64"),
+        (lambda t: t.update({"memory.means": t["memory.means"][:, :5]}), r"'memory.means' is F32 of shape \(3, 5\)"),
         (lambda t: t.update({"network.heads.0": t["network.heads.0"][:1]}), "network.heads.0"),
         (lambda t: t.update({"network.heads.9": t["network.heads.0"]}), "network.heads.9"),
         (lambda t: t.update({"network.heads.x": t["network.heads.0"]}), "network.heads.x"),
-        (lambda t: t.update(means=t["means"] * torch.nan), "'means' holds values that are not finite"),
-        (lambda t: t.update(covariances=-t["covariances"] - 1e6), "do not fit its method"),
-        (lambda t: t.update(means=t["means"][:2]), "knows 3 classes but keeps the means of 2"),
+        (
+            lambda t: t.update({"memory.means": t["memory.means"] * torch.nan}),
+            "'memory.means' holds values that are not finite",
+        ),
+        (lambda t: t.update({"memory.covariances": -t["memory.covariances"] - 1e6}), "do not fit its method"),
+        (lambda t: t.update({"memory.means": t["memory.means"][:2]}), "knows 3 classes but keeps the means of 2"),
         (lambda t: t.clear(), "is missing"),
     ],
 )
@@ -300,7 +303,7 @@ def test_a_crash_while_saving_leaves_one_of_the_two_models(
 ) -> None:
     old, new = Model.load(trained, "cpu"), Model.load(trained, "cpu")
     with torch.no_grad():
-        new.ready.get_buffer("means").add_(1.0)
+        new.ready.memory.means.add_(1.0)
     with crash_at_rename(call, before):
         new.save(model_folder)
     found = Model.load(model_folder, "cpu")
@@ -314,7 +317,7 @@ def test_a_model_that_is_replaced_while_it_is_read(
     """The reader gets the new model instead of an error about tensors that are no longer there."""
     new = Model.load(trained, "cpu")
     with torch.no_grad():
-        new.ready.get_buffer("means").add_(1.0)
+        new.ready.memory.means.add_(1.0)
     read = getattr(checkpoint, place)
 
     def disturbed(*arguments: Any) -> Any:

@@ -42,6 +42,15 @@ def sample_classes(
     return means[labels] + coloured, labels
 
 
+def blend(first: tuple[Tensor, Tensor, int], second: tuple[Tensor, Tensor, int]) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased covariance of two samples taken together, each given as mean (n), covariance (n, n), count."""
+    (mean, covariance, count), (other, other_covariance, more) = first, second
+    total, shift = count + more, (other - mean).double()
+    scatter = max(count - 1, 0) * covariance.double() + max(more - 1, 0) * other_covariance.double()
+    scatter += torch.outer(shift, shift) * (count * more / total)
+    return mean + (shift * (more / total)).to(mean), (scatter / max(total - 1, 1)).to(covariance)
+
+
 def semantic_logits(weight: Tensor, means: Tensor, covariances: Tensor, labels: Tensor, scale: float) -> Tensor:
     """Logits (K, m) whose cross-entropy bounds that of infinitely many samples of N(p^c, scale * S^c) from above.
 

@@ -65,18 +65,18 @@ class TestImages:
 @torch.no_grad()
 def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
     """Return the function from normalised images to scores that the classifier called `classifier` is."""
+    keeps = method.about.keeps
     if classifier == classifiers.AUTO:
         # A method that has a way of its own to tell classes apart is not given another one.
-        by_heads = type(method).scores is Method.scores
-        classifier = classifiers.automatic(method.keeps) if by_heads else classifiers.OWN
+        classifier = classifiers.automatic(keeps) if method.about.decides_by_heads else classifiers.OWN
     if classifier in (classifiers.OWN, classifiers.ALL):
         return method.scores
-    classifiers.check(classifier, method.name, method.keeps)
+    classifiers.check(classifier, method.name, keeps)
     if classifier == classifiers.HEADS:
         return lambda images: method.network.logits(method.network.features(images)) / method.head_temperature
     statistics = method.statistics()
     assert statistics is not None
-    if classifiers.HEADS in method.keeps:
+    if classifiers.HEADS in keeps:
         statistics = replace(statistics, heads=method.network.head_weight())
     built = classifiers.CLASSIFIERS[classifier][1](statistics)
     return lambda images: built(method.embed(images))

@@ -11,7 +11,7 @@ from torch.nn import functional
 from efcil import seeds
 from efcil.core.losses import cross_entropy
 from efcil.core.rotation import rotate_batch, rotation_labels
-from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms
+from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms, trainable
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe
 
@@ -40,7 +40,7 @@ class FirstTask(Method):
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """Everything at one learning rate."""
-        return [{"params": list(self.parameters()), "learning_rate": recipe.learning_rate}]
+        return [{"params": trainable(self.parameters()), "learning_rate": recipe.learning_rate}]
 
     def loss(self, batch: Batch) -> Terms:
         """Plain cross-entropy over the classes and, with rotations, their turned copies."""

@@ -67,7 +67,7 @@ class Trainer:
         self.task = task
         self.recipe = recipe
         self.execution = execution
-        learner.training_mode()
+        learner.training_mode(recipe)
         self.feed = Feed(learner, data, task, recipe.batch_size)
         groups = learner.parameter_groups(recipe)
         self.optimiser: Optimiser
@@ -76,9 +76,9 @@ class Trainer:
             self.optimiser = Optimiser()  # never asked for anything: this method learns in end_task alone
         elif learner.network.fast is not None:
             fast = learner.network.fast
-            self.optimiser = FlatOptimiser(groups, recipe, fast, self.feed.block_steps, learner.gradient_limit)
+            self.optimiser = FlatOptimiser(groups, recipe, fast, self.feed.block_steps, recipe.gradient_clip)
         else:
-            self.optimiser = TorchOptimiser(groups, recipe, execution.captured, learner.gradient_limit)
+            self.optimiser = TorchOptimiser(groups, recipe, execution.captured, recipe.gradient_clip)
         self.names: list[str] = []
         self.losses = torch.zeros(self.feed.block_steps, MOST_TERMS, device=execution.device)
         self.steps = step_runner(execution, recipe.batch_size)

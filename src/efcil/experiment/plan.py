@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,7 @@ from efcil.engine.trainer import Execution
 from efcil.errors import DataError
 from efcil.experiment import shared_tasks
 from efcil.experiment.summary import source_digest
-from efcil.methods.base import Task
+from efcil.methods.base import Task, Traits
 from efcil.model.card import made_with
 from efcil.network.resnet import backbone_bytes
 from efcil.resolution import Resolved, identity, resolve
@@ -114,21 +113,24 @@ class Plan:
         return Blueprint(method, self.resolved.method, self.resolved.network, self.settings.seed, self.execution)
 
     @property
+    def traits(self) -> Traits:
+        """What is to be known of the method with its settings."""
+        return self.blueprint.method.traits(self.resolved.method)
+
+    @property
     def joint(self) -> bool:
         """Whether every training begins anew with the images of all classes seen."""
-        return not self.blueprint.method.exemplar_free
+        return self.traits.images == "all"
 
     def recipe(self, index: int) -> Recipe:
         """Return how task `index` is optimised."""
         if self.joint:
-            rotations = self.resolved.first_task.rotations and getattr(self.resolved.method, "rotations", True)
-            return dataclasses.replace(self.resolved.first_task, rotations=rotations)
+            return self.blueprint.method.recipe(self.resolved.method, self.resolved.first_task)
         return self.resolved.first_task if index == 0 else self.resolved.later
 
     def is_measured(self, index: int) -> bool:
         """Say whether task `index` is trained and tested; joint training may do so after the last one alone."""
-        every = not self.joint or getattr(self.resolved.method, "when", "every") == "every"
-        return every or index == self.tasks - 1
+        return self.traits.trained_after == "every" or index == self.tasks - 1
 
     def from_scratch(self, index: int) -> bool:
         """Say whether training for task `index` begins with an untrained network."""

@@ -182,7 +182,7 @@ class Run:
         if plan.settings.classifier != classifiers.ALL:
             return {}
         sizes = plan.scenario.task_sizes[: index + 1]
-        names = [name for name in classifiers.possible(method.keeps) if name != classifiers.OWN]
+        names = [name for name in classifiers.possible(plan.traits.keeps) if name != classifiers.OWN]
         rows = {name: evaluate(method, test, plan.scenario, index, name)[0] for name in names}
         return {"classifiers": {name: float(np.average(row, weights=sizes)) for name, row in rows.items()}}
 

@@ -52,6 +52,11 @@ def bundled() -> dict[str, type[Method]]:
     return {name: cls for name, cls in available().items() if cls.__module__.startswith(f"{__name__}.")}
 
 
+def incremental() -> dict[str, type[Method]]:
+    """Return the methods whose training sees the current task's images alone: all but joint training."""
+    return {name: cls for name, cls in available().items() if cls.traits(cls.Settings()).images == "task"}
+
+
 def get(name: str) -> type[Method]:
     """Return the method called `name`, or say which names exist."""
     methods = available()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from efcil.core import classifiers, gaussians, prototypes, transport
 from efcil.core.classifiers import Classifier
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
-from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms
+from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms, Traits
+from efcil.methods.memory import ClassMemory
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe, option
 
@@ -40,7 +41,6 @@ class AdaptedGaussians(Method):
     name = "adagauss"
     summary = "class Gaussians behind a bottleneck, means and covariances carried over by a learned map, no collapse"
     family = "adagauss"
-    keeps = ("means", "covariances")
 
     @dataclass(frozen=True)
     class Settings:
@@ -81,25 +81,42 @@ class AdaptedGaussians(Method):
             True, "Measure classes on their images and mirror images, where training mirrors images too."
         )
         gradient_limit: float | None = option(
-            1.0, "Length that the gradient of a step is cut to; none: it is not cut.", minimum=1e-9
+            1.0, "Length that the gradient of a step is clipped to; none: no clipping.", minimum=1e-9
         )
         train_normalisation: bool = option(True, "Let BatchNorm go on learning after the first task.")
 
     settings: Settings
-    means: Tensor
-    covariances: Tensor
+    bottleneck: nn.Linear
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.trains_normalisation = self.settings.train_normalisation
-        self.gradient_limit = self.settings.gradient_limit
-        size = min(self.settings.bottleneck, network.feature_size)
-        self.bottleneck = nn.Linear(network.feature_size, size)
-        self.register_buffer("means", torch.zeros(0, size))
-        self.register_buffer("covariances", torch.zeros(0, size, size))
+        self.keep(
+            "bottleneck",
+            nn.Linear(network.feature_size, self.memory.means.shape[1]),
+            why="turns features into the fewer ones that class statistics are about",
+            title="feature bottleneck",
+            recovery="Sums of gradients over all images and epochs. No image is stored in them; like the weights of "
+            "every network it shows which features vary most.",
+        )
         self.distiller: nn.Module | None = None
         self.teacher_bottleneck: nn.Module | None = None
         self._classifier: Classifier | None = None
+
+    @classmethod
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
+        """Every class as a Gaussian behind the bottleneck."""
+        size = min(settings.bottleneck, size)
+        return ClassMemory(size, why="are compared with features, and carried over by a map", covariances="class")
+
+    @classmethod
+    def traits(cls, settings: Settings) -> Traits:
+        """Heads are trained on their own task alone: no classifier can be built on them."""
+        return replace(super().traits(settings), keeps=("means", "covariances"))
+
+    @classmethod
+    def recipe(cls, settings: Settings, preset: Recipe) -> Recipe:
+        """With the gradient clipped as the settings say."""
+        return replace(super().recipe(settings, preset), gradient_clip=settings.gradient_limit)
 
     def embed(self, images: Tensor) -> Tensor:
         """Features behind the bottleneck."""
@@ -115,7 +132,8 @@ class AdaptedGaussians(Method):
         for head in list(self.network.heads)[:-1]:
             head.requires_grad_(False)
         generator = seeds.generator("cpu", task.seed, "distiller", task.index)
-        self.distiller = two_layers(self.bottleneck.out_features, self.settings.width, generator).to(self.means.device)
+        device = self.bottleneck.weight.device
+        self.distiller = two_layers(self.bottleneck.out_features, self.settings.width, generator).to(device)
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """Everything the network trains, and bottleneck and distiller with the heads' learning rate."""
@@ -161,9 +179,7 @@ class AdaptedGaussians(Method):
         else:
             self._carry(task, data)
         features, labels = gaussians.collect(self.embed, self._both_sides(data))
-        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
-        self.means = torch.cat([self.means, means.to(self.means)])
-        self.covariances = torch.cat([self.covariances, covariances.to(self.covariances)])
+        self.memory.add(features, labels, range(task.first_class, task.seen))
         self.distiller, self.teacher, self.teacher_bottleneck = None, None, None
         self.restored()
 
@@ -176,25 +192,24 @@ class AdaptedGaussians(Method):
 
     def _carry(self, task: Task, data: TaskImages) -> None:
         """Move the Gaussians of the old classes to where the task has taken them."""
-        settings = self.settings
+        settings, memory = self.settings, self.memory
         if settings.adapter == "ridge":
-            carried = transport.ridge_map(*self._pairs(data, 0))
-            self.means, self.covariances = carried.points(self.means), carried.covariances(self.covariances)
+            memory.carry(transport.ridge_map(*self._pairs(data, 0)))
             return
         adapter = self._learn_adapter(task, data)
-        factors = prototypes.cholesky_factors(self.covariances)
-        generator = seeds.generator(self.means.device, task.seed, "adapted", task.index)
-        for row, (mean, factor) in enumerate(zip(self.means.clone(), factors, strict=True)):
+        factors = prototypes.cholesky_factors(memory.covariances)
+        generator = seeds.generator(memory.means.device, task.seed, "adapted", task.index)
+        for number, (mean, factor) in enumerate(zip(memory.means.clone(), factors, strict=True)):
             noise = torch.randn(settings.adapter_samples, len(mean), generator=generator, device=mean.device)
             points = adapter(mean + noise @ factor.T).double()
-            self.means[row] = points.mean(dim=0).to(self.means)
-            self.covariances[row] = torch.cov(points.T).reshape(len(mean), -1).to(self.covariances)
+            memory.replace(number, points.mean(dim=0), torch.cov(points.T).reshape(len(mean), -1))
 
     def _learn_adapter(self, task: Task, data: TaskImages) -> nn.Module:
         """Learn the map from old to new features, a fresh view of all images in every epoch."""
         settings = self.settings
         generator = seeds.generator("cpu", task.seed, "adapter", task.index)
-        adapter = two_layers(self.bottleneck.out_features, settings.width, generator).to(self.means.device)
+        device = self.bottleneck.weight.device
+        adapter = two_layers(self.bottleneck.out_features, settings.width, generator).to(device)
         optimiser = torch.optim.SGD(
             adapter.parameters(), settings.adapter_learning_rate, momentum=0.9, weight_decay=_ADAPTER_WEIGHT_DECAY
         )
@@ -233,9 +248,7 @@ class AdaptedGaussians(Method):
     def scores(self, images: Tensor) -> Tensor:
         """Minus the squared Mahalanobis distance to every class."""
         if self._classifier is None:
-            statistics = self.statistics()
-            assert statistics is not None
-            self._classifier = classifiers.mahalanobis(statistics, self.settings.shrink_diagonal, 0.0)
+            self._classifier = classifiers.mahalanobis(self.memory.statistics(), self.settings.shrink_diagonal, 0.0)
         return self._classifier(self.embed(images))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,21 @@ from efcil.core import transport
 from efcil.core.classifiers import ClassStatistics
 from efcil.data.store import TaskImages
 from efcil.errors import SettingsError
+from efcil.methods.kept import Keeping
+from efcil.methods.memory import ClassMemory, renamed
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe
+
+#: Class attributes that methods had once, and where that is said now.
+_REPLACED = {
+    "recipe_family": "override `traits`, its field `family`",
+    "heads_have_temperature": "override `traits`, its field `temperature`",
+    "exemplar_free": "override `traits`, its field `images`",
+    "keeps": "`remembers` returns a ClassMemory, or override `traits`, its field `keeps`",
+    "gradient_limit": "it is `gradient_clip` of a recipe; override `recipe`",
+    "trains_normalisation": "it is `normalisation` of a recipe; have a setting `train_normalisation`",
+    "purposes": "give the purpose to `keep`, which registers a buffer or a module",
+}
 
 Terms = dict[str, Tensor]
 ParameterGroup = dict[str, Any]
@@ -62,7 +75,30 @@ class Plan:
     previous_counts: Tensor
 
 
-class Method(nn.Module):
+@dataclass(frozen=True)
+class Traits:
+    """What the rest of the program must know of a method. The defaults are right for most; see `Method.traits`."""
+
+    #: Which of the preset's recipes later tasks follow.
+    family: str
+    #: What a classifier at test time may be built on: trained `heads`, and `means` and `covariances` of the features
+    #: that `embed` gives.
+    keeps: tuple[str, ...] = ("heads",)
+    #: Whether `scores` are those of the heads.
+    decides_by_heads: bool = True
+    #: What logits are divided by in the softmax that later tasks train the heads with.
+    temperature: float = 1.0
+    #: Whether more images of known classes can be blended into the memory (`efcil learn --more`).
+    learns_more: bool = False
+    #: Whether the recipe of later tasks trains anything.
+    trains_later: bool = True
+    #: Which images training sees: the current task's, or those of all tasks so far, every time from scratch.
+    images: Literal["task", "all"] = "task"
+    #: After which tasks the method is trained and tested.
+    trained_after: Literal["every", "last"] = "every"
+
+
+class Method(Keeping):
     """A class-incremental learner. Its state is parameters, buffers and submodules, and nothing else.
 
     Subclasses set `name` and `summary`, state their hyper-parameters as a frozen dataclass called `Settings`, and write
@@ -74,36 +110,57 @@ class Method(nn.Module):
     summary: ClassVar[str] = ""
     #: Which of the preset's recipes later tasks follow.
     family: ClassVar[str] = "efc"
-    #: Whether BatchNorm goes on learning after the first task; a method with a setting for it sets it in `__init__`.
-    trains_normalisation: bool = True
-    #: Length that the gradient of all parameters together is cut to, if any. Nothing moves before all of it is known,
-    #: which takes the fused backbone a little longer.
-    gradient_limit: float | None = None
-    #: Whether later tasks train the heads with a softmax of logits over the setting `temperature`.
-    heads_have_temperature: ClassVar[bool] = False
-    #: Whether the method keeps to the current task's images. Joint training, the upper bound, does not.
-    exemplar_free: ClassVar[bool] = True
-    #: What a test-time classifier may be built on: trained heads, and the buffers `means` and `covariances` where they
-    #: describe the classes as `embed` sees their images.
-    keeps: ClassVar[tuple[str, ...]] = ("heads",)
-    #: What the method's buffers and parameters are for, by name (`adapters.*` means all of them), in a few words that
-    #: `efcil inspect` and `efcil audit` show. An audit fails on what neither this nor model/purposes.py explains.
-    purposes: ClassVar[Mapping[str, str]] = {}
 
     @dataclass(frozen=True)
     class Settings:
         """No settings of its own."""
+
+    #: What is kept of every class, where `remembers` gives something.
+    memory: ClassMemory
 
     def __init__(self, network: IncrementalNetwork, settings: Any = None) -> None:
         super().__init__()
         self.network = network
         self.settings: Any = settings if settings is not None else type(self).Settings()
         self.teacher: IncrementalNetwork | None = None
+        memory = self.remembers(self.settings, network.feature_size)
+        if memory is not None:
+            self.memory = memory
+        self.about = self.traits(self.settings)
+
+    def __init_subclass__(cls, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        for name, instead in _REPLACED.items():
+            if not callable(vars(cls).get(name, len)):
+                raise SettingsError(f"Method {cls.name or cls.__name__} sets {name!r}, which is not read: {instead}.")
+
+    # -- what is known of the method before it is made ---------------------------------------------------------
 
     @classmethod
-    def recipe_family(cls, settings: Any) -> str:
-        """Return which of the preset's recipes later tasks follow: `family`, unless the settings decide."""
-        return cls.family
+    def remembers(cls, settings: Any, size: int) -> ClassMemory | None:
+        """Return an empty memory of classes with `size` features, the method's `self.memory`; None for none."""
+        return None
+
+    @classmethod
+    def traits(cls, settings: Any) -> Traits:
+        """Return what the rest of the program must know; an override changes what differs, with `replace`."""
+        memory = cls.remembers(settings, 1)
+        by_heads = cls.scores is Method.scores
+        return Traits(
+            family=cls.family,
+            keeps=("heads", *(memory.keeps if memory is not None else ())),
+            decides_by_heads=by_heads,
+            learns_more=by_heads and memory is not None and memory.blends and cls.embed is Method.embed,
+        )
+
+    @classmethod
+    def recipe(cls, settings: Any, preset: Recipe) -> Recipe:
+        """Return the recipe of later tasks: the preset's, but for what settings of the method decide.
+
+        One called `train_normalisation` decides whether BatchNorm learns. Both are overruled by `later.NAME=VALUE`.
+        """
+        trains = getattr(settings, "train_normalisation", None)
+        return preset if trains is None else replace(preset, normalisation="trained" if trains else "frozen")
 
     # -- the life of a task ------------------------------------------------------------------------------------
 
@@ -111,13 +168,14 @@ class Method(nn.Module):
         """Grow the network for the classes of `task` (not called for the first task) and decide what trains."""
         self.network.add_head(task.classes, seeds.generator("cpu", task.seed, "head", task.index))
         self.network.requires_grad_(True)
-        if not self.trains_normalisation:
+
+    def training_mode(self, recipe: Recipe) -> None:
+        """Put the network in the mode it trains in: BatchNorm learning, or frozen in values and statistics."""
+        trained = recipe.normalisation == "trained"
+        self.network.train(trained)
+        if not trained:
             for parameter in self.network.norm_parameters():
                 parameter.requires_grad_(False)
-
-    def training_mode(self) -> None:
-        """Put the network in the mode it trains in: BatchNorm learning, or frozen altogether."""
-        self.network.train(self.trains_normalisation)
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """Return what the optimiser gets: trainable backbone and head parameters with their learning rates."""
@@ -173,14 +231,12 @@ class Method(nn.Module):
         before, after = zip(*pairs, strict=True)
         return torch.cat(before), torch.cat(after)
 
-    def carry_gaussians(self, data: TaskImages, ridge: float, residual: bool) -> None:
-        """Move the buffers `means` and `covariances` by one ridge map from old to new features of the current images.
+    def carry_memory(self, data: TaskImages, ridge: float, residual: bool = False) -> None:
+        """Move the classes of the memory by one ridge map from old to new features of the current images.
 
         With `residual`, what the map leaves unexplained is added to the covariances.
         """
-        carried = transport.ridge_map(*self.before_and_after(data), ridge)
-        self.means = carried.points(self.get_buffer("means"))
-        self.covariances = carried.covariances(self.get_buffer("covariances"), residual)
+        self.memory.carry(transport.ridge_map(*self.before_and_after(data), ridge), residual)
 
     # -- inference and state -----------------------------------------------------------------------------------
 
@@ -192,20 +248,22 @@ class Method(nn.Module):
     @property
     def head_temperature(self) -> float:
         """What logits are divided by in the softmax that the heads are trained with; the shared first task has none."""
-        return self.settings.temperature if self.heads_have_temperature and len(self.network.heads) > 1 else 1.0
+        return self.about.temperature if len(self.network.heads) > 1 else 1.0
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the features that the class statistics are about."""
         return self.network.features(images)
 
+    @torch.no_grad()
+    def replace_heads(self, weight: Tensor) -> None:
+        """Give all heads other weights: a row for every class seen."""
+        for head, rows in zip(self.network.heads, weight.split(self.network.head_sizes), strict=True):
+            head.copy_(rows)
+
     def statistics(self) -> ClassStatistics | None:
         """Return the class means and covariances that the method keeps, if any."""
-        if "means" not in self.keeps:
-            return None
-        if "covariances" not in self.keeps:
-            return ClassStatistics(self.get_buffer("means"))
-        covariance_of = getattr(self, "covariance_of", None)
-        return ClassStatistics(self.get_buffer("means"), self.get_buffer("covariances"), covariance_of)
+        memory = getattr(self, "memory", None)
+        return None if memory is None else memory.statistics()
 
     def stored(self) -> dict[str, Tensor]:
         """Return what the method keeps beside the network itself."""
@@ -213,6 +271,7 @@ class Method(nn.Module):
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Load a saved state whose heads and buffers may be larger than the present ones."""
+        tensors = renamed(tensors, self.state_dict().keys())
         heads = sorted(int(n.split(".")[2]) for n in tensors if n.startswith("network.heads."))
         self.network.grow_to([tensors[f"network.heads.{index}"].shape[0] for index in heads])
         for name, tensor in tensors.items():
@@ -223,6 +282,9 @@ class Method(nn.Module):
                 device = buffer.device if buffer is not None else next(self.network.backbone.parameters()).device
                 owner._buffers[leaf] = tensor.to(device, copy=True)
         self.load_state_dict(tensors)
+        for module in self.modules():
+            if isinstance(module, ClassMemory):
+                module.restored()
         self.restored()
 
     def restored(self) -> None:

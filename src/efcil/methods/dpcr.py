@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from efcil.core import gaussians, transport
-from efcil.core.classifiers import ClassStatistics, ridge_weight
+from efcil.core.classifiers import ridge_weight
 from efcil.data.store import VIEWS, TaskImages
 from efcil.methods.base import Task
 from efcil.methods.lwf import LearningWithoutForgetting
+from efcil.methods.memory import MOMENTS, ClassMemory
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
@@ -22,7 +23,6 @@ class DualProjection(LearningWithoutForgetting):
     name = "dpcr"
     summary = "LwF with a ridge classifier rebuilt from class moments that a ridge map and class projections carry"
     family = "transport"
-    keeps = ("heads", "means", "covariances")
 
     @dataclass(frozen=True)
     class Settings(LearningWithoutForgetting.Settings):
@@ -56,47 +56,42 @@ class DualProjection(LearningWithoutForgetting):
         )
 
     settings: Settings
-    means: Tensor
-    moments: Tensor
-    counts: Tensor
+    classifier: Tensor
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        size = network.feature_size
-        self.register_buffer("means", torch.zeros(0, size))
-        self.register_buffer("moments", torch.zeros(0, size, size))
-        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("classifier", torch.zeros(0, size))
+        self.keep(
+            "classifier",
+            torch.zeros(0, network.feature_size),
+            why="weights of a classifier solved from class statistics",
+            title="solved classifier",
+            recovery="A function of the class statistics. No image can be recovered from it.",
+        )
+
+    @classmethod
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
+        """Mean, second moment and number of images of every class."""
+        return ClassMemory(size, why="solve for a classifier, and are carried over", covariances=MOMENTS, counts=True)
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Carry the old classes' moments over, add those of the new classes, and rebuild the classifier."""
         if task.index > 0:
             self._carry(data)
         features, labels = gaussians.collect(self.network.features, data.seen(self.settings.views))
-        by_class = [features[labels == label].double() for label in range(task.first_class, task.seen)]
-        means = torch.stack([rows.mean(dim=0) for rows in by_class])
-        moments = torch.stack([rows.T @ rows / len(rows) for rows in by_class])
-        self.means = torch.cat([self.means, means.to(self.means)])
-        self.moments = torch.cat([self.moments, moments.to(self.moments)])
-        new = torch.bincount(labels - task.first_class, minlength=task.classes)
-        self.counts = torch.cat([self.counts, new.to(self.counts)])
-        gram = torch.einsum("c,cij->ij", self.counts.double(), self.moments.double())
+        memory = self.memory
+        memory.add(features, labels, range(task.first_class, task.seen))
+        gram = torch.einsum("c,cij->ij", memory.counts.double(), memory.moments.double())
         # Sums of a class's features are its mean times its count, and a factor per class makes no difference here.
-        self.classifier = ridge_weight(gram, self.means.double(), self.settings.ridge).to(self.means)
+        self.classifier = ridge_weight(gram, memory.means.double(), self.settings.ridge).to(memory.means)
         super().end_task(task, data)
 
     def _carry(self, data: TaskImages) -> None:
         before, after = self.before_and_after(data)
         matrix = transport.ridge_map(before, after, self.settings.map_ridge, intercept=False).matrix
-        for row, (mean, moment) in enumerate(zip(self.means.double(), self.moments.double(), strict=True)):
+        pairs = zip(self.memory.means.double(), self.memory.moments.double(), strict=True)
+        for number, (mean, moment) in enumerate(pairs):
             own = span(moment, self.settings.projection_threshold) @ matrix if self.settings.projection else matrix
-            self.means[row] = (own @ mean).to(self.means)
-            self.moments[row] = (own @ moment @ own.T).to(self.moments)
-
-    def statistics(self) -> ClassStatistics:
-        """Return means and the covariances that follow from the second moments."""
-        covariances = self.moments - self.means[:, :, None] * self.means[:, None]
-        return ClassStatistics(self.means, covariances)
+            self.memory.replace(number, own @ mean, own @ moment @ own.T)
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:

@@ -9,26 +9,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from efcil.core import drift, gaussians, prototypes
-from efcil.core.covariance import IN_SHORT, join, shorten, spell_out, task_average
+from efcil.core.covariance import IN_SHORT
 from efcil.core.elastic import elastic_loss
 from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
+from efcil.methods.memory import ClassMemory, Sampler
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
 
 @dataclass(frozen=True)
-class ElasticSettings:
-    """Hyper-parameters that EFC and EFC++ share: the drift penalty, and what is kept of old classes."""
+class PrototypeSettings:
+    """What is kept of old classes, and how it follows the drift."""
 
-    efm_weight: float = option(
-        10.0, "Weight of the empirical feature matrix in the drift penalty.", minimum=0, needs=("regulariser", "efm")
-    )
-    damping: float = option(
-        0.1, "Weight of the identity in the drift penalty.", minimum=0, needs=("regulariser", "efm")
-    )
     prototype_update: str = option(
         "efm",
         "How old classes follow the drift: efm (means, weights from the feature matrix), none (ablation), linear "
@@ -61,14 +56,29 @@ class ElasticSettings:
     jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
 
 
+@dataclass(frozen=True)
+class PenaltySettings:
+    """How much each direction of feature space may drift."""
+
+    efm_weight: float = option(
+        10.0, "Weight of the empirical feature matrix in the drift penalty.", minimum=0, needs=("regulariser", "efm")
+    )
+    damping: float = option(
+        0.1, "Weight of the identity in the drift penalty.", minimum=0, needs=("regulariser", "efm")
+    )
+
+
+@dataclass(frozen=True)
+class ElasticSettings(PrototypeSettings, PenaltySettings):
+    """Hyper-parameters that EFC and EFC++ share."""
+
+
 class ElasticFeatureConsolidation(Method):
     """Lets features drift where old classes do not care, and rehearses old classes as Gaussians in feature space."""
 
     name = "efc"
     summary = "feature drift penalised by the empirical feature matrix, Gaussian prototypes rehearsed and moved along"
     family = "efc"
-    trains_normalisation = False
-    keeps = ("heads", "means", "covariances")
 
     @dataclass(frozen=True)
     class Settings(ElasticSettings):
@@ -93,32 +103,37 @@ class ElasticFeatureConsolidation(Method):
 
     settings: Settings
     feature_matrix: Tensor
-    means: Tensor
-    covariances: Tensor
-    covariance_of: Tensor
-    compact: Tensor
-    factors: Tensor
     penalty: Tensor
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
         size = network.feature_size
-        self.register_buffer("feature_matrix", torch.zeros(size, size))
-        self.register_buffer("means", torch.zeros(0, size))
-        # Where covariances are kept in short, that is what is saved; the full ones are put together again from it.
-        kind = self.settings.covariance
-        self.register_buffer("covariances", torch.zeros(0, size, size), persistent=kind not in IN_SHORT)
-        if kind in IN_SHORT:
-            self.register_buffer("compact", torch.zeros(0, size, 0) if kind == "low-rank" else torch.zeros(0, size))
-        self.register_buffer("covariance_of", torch.zeros(0, dtype=torch.int64))
-        # Derived from the above, needed while a task trains, never saved.
-        self.register_buffer("factors", torch.zeros(0, size, size), persistent=False)
+        self.keep(
+            "feature_matrix",
+            torch.zeros(size, size),
+            why="which directions of feature space the classes depend on",
+            title="empirical feature matrix",
+            recovery="One average over the last task's images. No image can be recovered from it.",
+        )
+        # Both are derived from what is kept, needed while a task trains, and never saved.
         self.register_buffer("penalty", torch.zeros(size, size), persistent=False)
+        self._sampler: Sampler | None = None
+
+    @classmethod
+    def remembers(cls, settings: PrototypeSettings, size: int) -> ClassMemory:
+        """Every class as a Gaussian."""
+        return ClassMemory(
+            size,
+            why="stand for a class's features when it is rehearsed, and are moved along the drift",
+            covariances=settings.covariance,
+            share=settings.covariance_share,
+            table=True,
+        )
 
     # -- training ----------------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
-        """Keep the network as it is as the teacher, then grow it; BatchNorm is frozen in values and statistics."""
+        """Keep the network as it is as the teacher, then grow it."""
         self.keep_teacher()
         super().begin_task(task)
         self.restored()
@@ -126,16 +141,14 @@ class ElasticFeatureConsolidation(Method):
 
     def restored(self) -> None:
         """Factorise the covariances and put the penalty matrix together."""
-        self._spell_out()
-        settings = self.settings
-        factors = prototypes.cholesky_factors(self.covariances, settings.jitter)
-        self.factors = factors.to(self.covariances.dtype)
-        self._classes_per_covariance = int(torch.bincount(self.covariance_of).max()) if len(self.means) else 1
-        identity = torch.eye(self.network.feature_size, device=self.feature_matrix.device)
-        if settings.regulariser == "efm":
-            self.penalty = settings.efm_weight * self.feature_matrix + settings.damping * identity
-        else:
-            self.penalty = settings.feature_weight * identity
+        self._sampler = self.memory.sampler(self.settings.jitter)
+        self.penalty = self._penalty_matrix()
+
+    def _penalty_matrix(self) -> Tensor:
+        settings, identity = self.settings, torch.eye(self.network.feature_size, device=self.feature_matrix.device)
+        if settings.regulariser == "features":
+            return settings.feature_weight * identity
+        return settings.efm_weight * self.feature_matrix + settings.damping * identity
 
     def previous_images(self, task: Task) -> int:
         """PR-ACE shows up to this many images of the step before once more, among the prototypes."""
@@ -149,13 +162,11 @@ class ElasticFeatureConsolidation(Method):
 
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw the prototypes of every step, and how many of them and of the step before's images count."""
-        old, task, width = len(self.means), self._task, plan.batch_size
+        assert self._sampler is not None
+        task, width = self._task, plan.batch_size
+        old = task.first_class
         labels = prototypes.draw_prototype_labels(old, width, plan.steps, generator)
-        noise = torch.randn(labels.numel(), self.network.feature_size, generator=generator, device=labels.device)
-        most = plan.steps * (width // old + 1) * self._classes_per_covariance
-        flat = labels.flatten()
-        groups = self.covariance_of[flat]
-        samples = self.means[flat] + prototypes.coloured_noise(self.factors, groups, noise, most)
+        samples = self._sampler.features(labels.flatten(), generator, most=plan.steps * (width // old + 1))
         draws = {"prototypes": samples.view(plan.steps, width, -1), "prototype_labels": labels}
         if self.settings.loss == "symmetric":
             return draws
@@ -177,7 +188,7 @@ class ElasticFeatureConsolidation(Method):
             targets = torch.cat([batch.labels, batch.previous_labels, batch.draws["prototype_labels"]])
             drift_term, current, replay = elastic_loss(
                 features, weight, old_features, self.penalty, prototypes_, targets,
-                batch.draws["replay_weights"], len(self.means),
+                batch.draws["replay_weights"], self._task.first_class,
             )  # fmt: skip
             return {"drift": drift_term, "current": current, "replay": replay}
         delta = features - old_features
@@ -199,18 +210,12 @@ class ElasticFeatureConsolidation(Method):
         self.teacher = None
 
     def _follow_drift(self, data: TaskImages) -> None:
-        settings = self.settings
+        settings, memory = self.settings, self.memory
         if settings.prototype_update == "efm":
             pairs = self.before_and_after(data)
-            self.means = drift.compensate(self.means, *pairs, self.feature_matrix, settings.drift_sigma)
+            memory.move(drift.compensate(memory.means, *pairs, self.feature_matrix, settings.drift_sigma))
         else:
-            residual = settings.prototype_update == "linear-residual"
-            self.carry_gaussians(data, settings.drift_ridge, residual)
-            if settings.covariance in IN_SHORT:
-                # A map alone does not raise a rank, so that nothing needs to be left out once more.
-                share = settings.covariance_share if residual else 1.0
-                self.compact = shorten(self.covariances, settings.covariance, share)
-                self._spell_out()
+            self.carry_memory(data, settings.drift_ridge, settings.prototype_update == "linear-residual")
 
     def _measure_feature_matrix(self, task: Task, data: TaskImages) -> Tensor:
         weight = self.network.head_weight()
@@ -226,31 +231,4 @@ class ElasticFeatureConsolidation(Method):
 
     def _add_prototypes(self, task: Task, data: TaskImages) -> None:
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
-        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
-        groups = torch.arange(task.classes, device=means.device)
-        if self.settings.covariance in ("task", "last-task"):
-            covariances = task_average(covariances, torch.zeros_like(groups), 1)
-            groups = torch.zeros_like(groups)
-        self.means = torch.cat([self.means, means.to(self.means.dtype)])
-        if self.settings.covariance == "last-task":
-            self.covariances = covariances
-            self.covariance_of = torch.zeros(len(self.means), dtype=torch.int64, device=groups.device)
-        else:
-            self.covariance_of = torch.cat([self.covariance_of, groups + len(self.covariances)])
-            self._append(covariances.to(self.covariances.dtype))
-
-    # -- covariances in short ----------------------------------------------------------------------------------
-
-    def _append(self, covariances: Tensor) -> None:
-        """Add the covariances of new classes, in the form that they are kept in."""
-        kind = self.settings.covariance
-        if kind in IN_SHORT:
-            self.compact = join(self.compact, shorten(covariances, kind, self.settings.covariance_share))
-            self._spell_out()
-        else:
-            self.covariances = torch.cat([self.covariances, covariances])
-
-    def _spell_out(self) -> None:
-        """Put the full covariances together from what is kept of them."""
-        if self.settings.covariance in IN_SHORT:
-            self.covariances = spell_out(self.compact)
+        self.memory.add(features, labels, range(task.first_class, task.seen))

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from efcil import seeds
-from efcil.core import gaussians, prototypes
+from efcil.core import gaussians
 from efcil.core.feature_matrix import quadratic_drift
 from efcil.core.heads import softmax_epoch
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.errors import TrainingError
 from efcil.methods.base import Batch, Plan, Task, Terms
-from efcil.methods.efc import ElasticFeatureConsolidation, ElasticSettings
-from efcil.network.incremental import IncrementalNetwork
+from efcil.methods.efc import ElasticFeatureConsolidation, ElasticSettings, PrototypeSettings
+from efcil.methods.memory import ClassMemory
 from efcil.settings import option
 
 
@@ -42,11 +42,18 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
         )
 
     settings: Settings  # type: ignore[assignment]
-    counts: Tensor
 
-    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
-        super().__init__(network, settings)  # type: ignore[arg-type]
-        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
+    @classmethod
+    def remembers(cls, settings: PrototypeSettings, size: int) -> ClassMemory:
+        """Every class as a Gaussian, and how many images it had."""
+        return ClassMemory(
+            size,
+            why="stand for a class's features when heads are re-balanced, and are moved along the drift",
+            covariances=settings.covariance,
+            share=settings.covariance_share,
+            table=True,
+            counts=True,
+        )
 
     # -- the backbone phase ------------------------------------------------------------------------------------
 
@@ -57,8 +64,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
             head.requires_grad_(False)
 
     def restored(self) -> None:
-        """Nothing is needed but the covariances: no prototype is drawn while the backbone trains."""
-        self._spell_out()
+        """Nothing is needed: no prototype is drawn while the backbone trains."""
 
     def previous_images(self, task: Task) -> int:
         """No image is shown twice."""
@@ -88,22 +94,19 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
             self._rebalance(task, data)
         self.feature_matrix = self._measure_feature_matrix(task, data)
         self._add_prototypes(task, data)
-        new = torch.bincount(data.labels - task.first_class, minlength=task.classes)
-        self.counts = torch.cat([self.counts.to(new.device), new])
         self.teacher = None
 
     def _rebalance(self, task: Task, data: TaskImages) -> None:
         """Train all heads on real features of new classes and as many sampled ones of each old class as it had."""
         settings = self.settings
-        factors = prototypes.cholesky_factors(self.covariances, settings.jitter)
-        counts = self.counts.tolist()
+        sampler, counts = self.memory.sampler(settings.jitter), self.memory.counts.tolist()
         weight = self.network.head_weight().detach().clone()
         velocity = torch.zeros_like(weight)
         for epoch in range(settings.rebalance_epochs):
             if settings.rebalance_fresh or epoch == 0:
                 real, labels = gaussians.collect(self.network.features, data.augmented("rebalance", epoch))
             generator = seeds.generator(data.device, task.seed, "rebalance", task.index, epoch)
-            drawn, old = gaussians.sample_classes(self.means, factors, self.covariance_of, counts, generator)
+            drawn, old = sampler.classes(counts, generator)
             order = torch.randperm(len(real) + len(drawn), generator=generator, device=data.device)
             softmax_epoch(
                 weight,
@@ -120,5 +123,4 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
                 f"Re-balancing the heads after task {task.index + 1} gave weights that are not finite. "
                 "Lower its learning rate (--set rebalance_learning_rate=...)."
             )
-        for head, rows in zip(self.network.heads, weight.split(self.network.head_sizes), strict=True):
-            head.copy_(rows)
+        self.replace_heads(weight)

@@ -70,10 +70,15 @@ class ElasticWeightConsolidation(FineTune):
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.trains_normalisation = self.settings.train_normalisation
         backbone = self._backbone()
         size = sum(parameter.numel() for parameter in backbone)
-        self.register_buffer("fisher", torch.zeros(size, device=backbone[0].device))
+        self.keep(
+            "fisher",
+            torch.zeros(size, device=backbone[0].device),
+            why="how much old tasks depend on each weight",
+            title="Fisher information",
+            recovery="Squared gradients averaged over all images. No image can be recovered from it.",
+        )
         self._anchors: list[Tensor] = []
         self._roots: list[Tensor] = []
 
@@ -111,7 +116,8 @@ class ElasticWeightConsolidation(FineTune):
         """Squared gradients of batch means, weighted by the batch size and divided by the number of images."""
         size = min(self.settings.fisher_batch_size or task.batch_size, len(data))
         alone = size == 1
-        learning = self.settings.fisher_trains_statistics and self.trains_normalisation and not alone
+        settings = self.settings
+        learning = settings.fisher_trains_statistics and settings.train_normalisation and not alone
         # Images by themselves still go through the network together.
         step = min(task.batch_size, len(data)) if alone else size
         used = len(data) // size * size

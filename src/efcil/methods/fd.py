@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from efcil.methods.efc import ElasticFeatureConsolidation
+import torch
+from torch import Tensor
+
+from efcil.methods.efc import ElasticFeatureConsolidation, PrototypeSettings
 from efcil.settings import option
 
 
@@ -15,13 +20,23 @@ class FeatureDistillation(ElasticFeatureConsolidation):
     summary = "EFC with plain feature distillation instead of the empirical feature matrix (ablation)"
 
     @dataclass(frozen=True)
-    class Settings(ElasticFeatureConsolidation.Settings):
-        """The settings of EFC, the drift penalty being feature distillation."""
+    class Settings(PrototypeSettings):
+        """The settings of EFC, but for those of its penalty."""
 
-        regulariser: str = option(
-            "features",
-            "Drift penalty: features, the mean squared feature distance times feature_weight; efm makes this EFC.",
-            choices=("efm", "features"),
+        #: What earlier records say of the penalty; with `regulariser=efm` they were of EFC.
+        removed: ClassVar[Mapping[str, Any]] = {"regulariser": "features", "efm_weight": None, "damping": None}
+
+        feature_weight: float = option(10.0, "Weight of the mean squared feature distance.", minimum=0)
+        loss: str = option(
+            "prace",
+            "Rehearsal: prace (asymmetric, PR-ACE) or symmetric (all classes in both terms; ablation).",
+            choices=("prace", "symmetric"),
+        )
+        symmetric_weight: float = option(
+            10.0, "Weight of the prototypes where loss is symmetric.", minimum=0, needs=("loss", "symmetric")
         )
 
-    settings: Settings
+    settings: Settings  # type: ignore[assignment]
+
+    def _penalty_matrix(self) -> Tensor:
+        return self.settings.feature_weight * torch.eye(self.network.feature_size, device=self.feature_matrix.device)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from efcil.core import classifiers, gaussians, prototypes
+from efcil.core import classifiers, gaussians
 from efcil.core.classifiers import Classifier
-from efcil.core.covariance import task_average
 from efcil.data.store import TaskImages
 from efcil.methods.base import Task
 from efcil.methods.frozen import FrozenBackbone
+from efcil.methods.memory import ClassMemory
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
@@ -22,7 +22,6 @@ class CovarianceMetric(FrozenBackbone):
 
     name = "fecam"
     summary = "frozen backbone, Mahalanobis distance to every class with its own shrunk, normalised covariance"
-    keeps = ("means", "covariances")
 
     @dataclass(frozen=True)
     class Settings:
@@ -48,17 +47,15 @@ class CovarianceMetric(FrozenBackbone):
         )
 
     settings: Settings
-    means: Tensor
-    covariances: Tensor
-    covariance_of: Tensor
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        size = network.feature_size
-        self.register_buffer("means", torch.zeros(0, size))
-        self.register_buffer("covariances", torch.zeros(0, size, size))
-        self.register_buffer("covariance_of", torch.zeros(0, dtype=torch.int64))
         self._classifier: Classifier | None = None
+
+    @classmethod
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
+        """Every class as a Gaussian."""
+        return ClassMemory(size, why="are compared with features", covariances=settings.covariance, table=True)
 
     def embed(self, images: Tensor) -> Tensor:
         """Features after Tukey's transformation; the backbone's are non-negative."""
@@ -67,16 +64,7 @@ class CovarianceMetric(FrozenBackbone):
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store the mean and covariance of every new class, from its images as they are."""
         features, labels = gaussians.collect(self.embed, data.plain())
-        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
-        self.means = torch.cat([self.means, means.to(self.means)])
-        if self.settings.covariance == "class":
-            self.covariances = torch.cat([self.covariances, covariances.to(self.covariances)])
-            self.covariance_of = torch.arange(task.seen, device=self.means.device)
-        else:
-            groups = torch.zeros(task.seen, dtype=torch.int64, device=self.means.device)
-            earlier = self.covariances.expand(task.first_class, -1, -1)
-            self.covariances = task_average(torch.cat([earlier, covariances.to(self.covariances)]), groups, 1)
-            self.covariance_of = groups
+        self.memory.add(features, labels, range(task.first_class, task.seen))
         self.restored()
 
     def restored(self) -> None:
@@ -87,9 +75,8 @@ class CovarianceMetric(FrozenBackbone):
     def scores(self, images: Tensor) -> Tensor:
         """Minus the squared distance to every class."""
         if self._classifier is None:
-            settings, statistics = self.settings, self.statistics()
-            assert statistics is not None
+            settings = self.settings
             self._classifier = classifiers.mahalanobis(
-                statistics, settings.shrink_diagonal, settings.shrink_rest, settings.normalise
+                self.memory.statistics(), settings.shrink_diagonal, settings.shrink_rest, settings.normalise
             )
         return self._classifier(self.embed(images))

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from efcil import seeds
-from efcil.core import gaussians, prototypes, svm
+from efcil.core import gaussians, svm
 from efcil.core.heads import softmax_epoch
 from efcil.data.store import VIEWS, TaskImages
 from efcil.methods.base import Task
 from efcil.methods.frozen import FrozenBackbone
+from efcil.methods.memory import ClassMemory
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
@@ -32,7 +33,6 @@ class FeatureTranslation(FrozenBackbone):
 
     name = "fetril"
     summary = "frozen backbone, old classes as translated features of new ones, one-vs-rest linear SVMs"
-    keeps = ("means",)
 
     @dataclass(frozen=True)
     class Settings:
@@ -73,26 +73,33 @@ class FeatureTranslation(FrozenBackbone):
         )
 
     settings: Settings
-    means: Tensor
     intercepts: Tensor
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.register_buffer("means", torch.zeros(0, network.feature_size))
-        self.register_buffer("intercepts", torch.zeros(0))
+        self.keep(
+            "intercepts",
+            torch.zeros(0),
+            why="weights of a classifier solved from class statistics",
+            title="solved classifier",
+            recovery="A function of the class statistics. No image can be recovered from it.",
+        )
+
+    @classmethod
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
+        """The mean of every class."""
+        return ClassMemory(size, why="say where to move features of new classes to imitate an old one")
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store the new classes' means, imitate the old classes, and fit the classifier of all classes."""
         features, labels = gaussians.collect(self.network.features, data.seen(self.settings.views))
-        means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
-        imitated, old_labels = self.imitate(features, labels, means.to(self.means), task.first_class)
-        self.means = torch.cat([self.means, means.to(self.means)])
+        self.memory.add(features, labels, range(task.first_class, task.seen))
         if task.index == 0 and (self.settings.first_step == "head" or task.classes < 2):
             return
+        imitated, old_labels = self.imitate(features, labels, self.memory.means[task.first_class :], task.first_class)
         rows, targets = torch.cat([imitated, features]), torch.cat([old_labels, labels])
         weight, self.intercepts = self._machines(rows, targets) if self._unit else self._layer(rows, targets, task)
-        for head, piece in zip(self.network.heads, weight.split(self.network.head_sizes), strict=True):
-            head.copy_(piece)
+        self.replace_heads(weight)
 
     @property
     def _unit(self) -> bool:
@@ -138,16 +145,17 @@ class FeatureTranslation(FrozenBackbone):
 
         features (N, n) and labels (N) are those of the new classes, `first` on, whose means are new_means (q, n).
         """
-        if len(self.means) == 0:
+        if first == 0:
             return features[:0], labels[:0]
+        old_means = self.memory.means[:first]
         if self.settings.similarity == "cosine":
-            similar = functional.normalize(self.means, dim=1) @ functional.normalize(new_means, dim=1).T
+            similar = functional.normalize(old_means, dim=1) @ functional.normalize(new_means, dim=1).T
         else:
-            similar = -torch.cdist(self.means.double(), new_means.double())
+            similar = -torch.cdist(old_means.double(), new_means.double())
         rows, targets = [], []
         for old, donor in enumerate(similar.argmax(dim=1).tolist()):
             lent = features[labels == first + donor]
-            rows.append(lent + (self.means[old] - new_means[donor]))
+            rows.append(lent + (old_means[old] - new_means[donor]))
             targets.append(torch.full((len(lent),), old, device=labels.device))
         return torch.cat(rows), torch.cat(targets)
 

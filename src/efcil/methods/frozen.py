@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from efcil.methods.base import Method, ParameterGroup, Task
+from dataclasses import replace
+from typing import Any
+
+from efcil.methods.base import Method, ParameterGroup, Task, Traits
 from efcil.settings import Recipe
 
 
 class FrozenBackbone(Method):
     """Learns later classes in `end_task` alone, from features that no longer change."""
 
-    trains_normalisation = False
+    @classmethod
+    def traits(cls, settings: Any) -> Traits:
+        """Heads are not trained, so that nothing can be built on them."""
+        known = super().traits(settings)
+        keeps = tuple(each for each in known.keeps if each != "heads")
+        return replace(known, keeps=keeps, trains_later=False)
 
     def begin_task(self, task: Task) -> None:
         """Grow a head, so that the network knows its classes; nothing trains."""

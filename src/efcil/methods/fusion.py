@@ -51,13 +51,14 @@ class DriftFusion(PrototypeAugmentation):
         super().end_task(task, data)
 
     def _follow_drift(self, task: Task, data: TaskImages) -> None:
-        teacher, settings, new = self.old_network, self.settings, range(task.first_class, task.seen)
+        teacher, settings, memory = self.old_network, self.settings, self.memory
+        new = range(task.first_class, task.seen)
         both, labels = gaussians.collect(
             lambda images: torch.stack([teacher.features(images), self.network.features(images)], dim=1),
             data.augmented("drift"),
         )
         before, after = both.unbind(dim=1)
-        by_features = transport.ridge_map(before, after, settings.feature_ridge).points(self.means)
+        by_features = transport.ridge_map(before, after, settings.feature_ridge).points(memory.means)
         old_means, new_means = (prototypes.class_statistics(side, labels, new)[0] for side in (before, after))
-        by_relation = transport.relational_update(self.means, old_means, new_means, settings.semantic_ridge)
-        self.means = torch.lerp(by_relation, by_features, settings.feature_share)
+        by_relation = transport.relational_update(memory.means, old_means, new_means, settings.semantic_ridge)
+        memory.move(torch.lerp(by_relation, by_features, settings.feature_share))

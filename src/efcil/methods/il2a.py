@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from efcil import seeds
-from efcil.core import gaussians, prototypes
+from efcil.core import gaussians
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
-from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms
+from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms, Traits
+from efcil.methods.memory import ClassMemory
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe, option
 
@@ -27,8 +28,6 @@ class DualAugmentation(Method):
     name = "il2a"
     summary = "class Gaussians rehearsed in closed form, features distilled, mixed images as extra classes"
     family = "scheduled"
-    heads_have_temperature = True
-    keeps = ("heads", "means", "covariances")
 
     @dataclass(frozen=True)
     class Settings:
@@ -67,18 +66,22 @@ class DualAugmentation(Method):
         train_normalisation: bool = option(True, "Let BatchNorm go on learning after the first task (IL2A's code).")
 
     settings: Settings
-    means: Tensor
-    covariances: Tensor
     pair_of: Tensor
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.trains_normalisation = self.settings.train_normalisation
-        size = network.feature_size
-        self.register_buffer("means", torch.zeros(0, size))
-        self.register_buffer("covariances", torch.zeros(0, size, size))
         self.register_buffer("pair_of", torch.zeros(0, 0, dtype=torch.int64), persistent=False)
         self.pairs = nn.ParameterList()
+
+    @classmethod
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
+        """Every class as a Gaussian."""
+        return ClassMemory(size, why="stand for a class's features when it is rehearsed", covariances="class")
+
+    @classmethod
+    def traits(cls, settings: Settings) -> Traits:
+        """Heads learn under a temperature."""
+        return replace(super().traits(settings), temperature=settings.temperature)
 
     # -- training ----------------------------------------------------------------------------------------------
 
@@ -87,12 +90,12 @@ class DualAugmentation(Method):
         self.keep_teacher()
         super().begin_task(task)
         self._first_class = task.first_class
-        self.pair_of, self.pairs = pair_numbers(task.classes).to(self.means.device), nn.ParameterList()
+        self.pair_of, self.pairs = pair_numbers(task.classes).to(self.pair_of.device), nn.ParameterList()
         if self.settings.mixing_rounds and task.classes > 1:
             bound = 1.0 / math.sqrt(self.network.feature_size)
             rows = torch.empty(task.classes * (task.classes - 1) // 2, self.network.feature_size)
             rows.uniform_(-bound, bound, generator=seeds.generator("cpu", task.seed, "pairs", task.index))
-            self.pairs.append(nn.Parameter(rows.to(self.means.device)))
+            self.pairs.append(nn.Parameter(rows.to(self.pair_of.device)))
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """Everything the network trains, and the rows of mixed classes with the heads' learning rate."""
@@ -108,7 +111,7 @@ class DualAugmentation(Method):
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw the old classes to rehearse, and with whom and in which shares each image is mixed."""
         shape, device = (plan.steps, plan.batch_size), generator.device
-        draws = {"prototype_labels": torch.randint(len(self.means), shape, generator=generator, device=device)}
+        draws = {"prototype_labels": torch.randint(len(self.memory.means), shape, generator=generator, device=device)}
         settings = self.settings
         if len(self.pairs):
             mixing = (plan.steps, settings.mixing_rounds, plan.batch_size)
@@ -121,7 +124,7 @@ class DualAugmentation(Method):
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy of images and mixtures, of old classes in closed form, and the norm of the feature drift."""
-        settings, size = self.settings, batch.size
+        settings, memory, size = self.settings, self.memory, batch.size
         images, targets, weights = batch.images, batch.labels, None
         if len(self.pairs):
             images, targets, weights = self._mixed(batch)
@@ -134,7 +137,7 @@ class DualAugmentation(Method):
         head = self.network.head_weight()
         logits = functional.linear(features, torch.cat([head, *self.pairs])) / settings.temperature
         labels = batch.draws["prototype_labels"]
-        semantic = gaussians.semantic_logits(head, self.means, self.covariances, labels, settings.covariance_scale)
+        semantic = gaussians.semantic_logits(head, memory.means, memory.covariances, labels, settings.covariance_scale)
         return {
             "current": cross_entropy(logits, targets, weights),
             "replay": settings.replay_weight * cross_entropy(semantic / settings.temperature, labels),
@@ -161,11 +164,9 @@ class DualAugmentation(Method):
         """Carry the old Gaussians over if asked to, and store those of the new classes; rows of mixed classes go."""
         settings = self.settings
         if task.index > 0 and settings.prototype_update != "none":
-            self.carry_gaussians(data, settings.drift_ridge, settings.prototype_update == "linear-residual")
+            self.carry_memory(data, settings.drift_ridge, settings.prototype_update == "linear-residual")
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
-        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
-        self.means = torch.cat([self.means, means.to(self.means)])
-        self.covariances = torch.cat([self.covariances, covariances.to(self.covariances)])
+        self.memory.add(features, labels, range(task.first_class, task.seen))
         self.pairs = nn.ParameterList()
         self.teacher = None
 

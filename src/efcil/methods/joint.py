@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from efcil.methods.base import Method
-from efcil.settings import option
+from efcil.methods.base import Method, Traits
+from efcil.settings import Recipe, option
 
 
 class Joint(Method):
@@ -18,7 +19,6 @@ class Joint(Method):
 
     name = "joint"
     summary = "one training on all classes with the first task's recipe (upper bound, keeps all images)"
-    exemplar_free = False
 
     @dataclass(frozen=True)
     class Settings:
@@ -28,3 +28,14 @@ class Joint(Method):
             "last", "Train once, on all classes (last), or anew after every task (every).", choices=("last", "every")
         )
         rotations: bool = option(True, "Use the rotation classes of the first-task recipe.")
+
+    @classmethod
+    def traits(cls, settings: Settings) -> Traits:
+        """All images, by the first task's recipe, when the settings say."""
+        after: Literal["every", "last"] = "every" if settings.when == "every" else "last"
+        return replace(super().traits(settings), images="all", trains_later=False, trained_after=after)
+
+    @classmethod
+    def recipe(cls, settings: Settings, preset: Recipe) -> Recipe:
+        """The preset's, with rotated classes where the settings want them too."""
+        return replace(preset, rotations=preset.rotations and settings.rotations)

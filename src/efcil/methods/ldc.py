@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from efcil.core import classifiers, gaussians, prototypes, transport
+from efcil.core import classifiers, gaussians, transport
 from efcil.data.store import VIEWS, TaskImages
 from efcil.methods.base import Task
 from efcil.methods.lwf import LearningWithoutForgetting
-from efcil.network.incremental import IncrementalNetwork
+from efcil.methods.memory import ClassMemory
 from efcil.settings import option
 
 
@@ -21,7 +21,6 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
     name = "ldc"
     summary = "LwF with nearest class means, carried from task to task by a learned linear map"
     family = "transport"
-    keeps = ("heads", "means")
 
     @dataclass(frozen=True)
     class Settings(LearningWithoutForgetting.Settings):
@@ -59,19 +58,18 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
         normalise: bool = option(True, "Compare features and means of unit length.")
 
     settings: Settings
-    means: Tensor
 
-    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
-        super().__init__(network, settings)
-        self.register_buffer("means", torch.zeros(0, network.feature_size))
+    @classmethod
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
+        """The mean of every class."""
+        return ClassMemory(size, why="are compared with features, and carried over by a linear map")
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Carry the old means over, then add the new classes' means."""
         if task.index > 0:
-            self.means = self._fit_map(data).points(self.means)
+            self.memory.carry(self._fit_map(data))
         features, labels = gaussians.collect(self.network.features, data.seen(self.settings.views))
-        means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
-        self.means = torch.cat([self.means, means.to(self.means)])
+        self.memory.add(features, labels, range(task.first_class, task.seen))
         super().end_task(task, data)
 
     def _fit_map(self, data: TaskImages) -> transport.AffineMap:
@@ -83,11 +81,11 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
             self.network.feature_size,
             learning_rate=settings.map_learning_rate,
             batch_size=settings.map_batch_size,
-            device=self.means.device,
+            device=self.memory.means.device,
         )
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
         """Minus the squared distance to every class mean."""
-        statistics = classifiers.ClassStatistics(self.means)
-        return classifiers.nearest_mean(statistics, self.settings.normalise)(self.network.features(images))
+        nearest = classifiers.nearest_mean(self.memory.statistics(), self.settings.normalise)
+        return nearest(self.network.features(images))

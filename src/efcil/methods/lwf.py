@@ -10,7 +10,6 @@ from efcil.core.losses import cross_entropy, distillation
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Task, Terms
 from efcil.methods.finetune import FineTune
-from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
 
@@ -35,10 +34,6 @@ class LearningWithoutForgetting(FineTune):
         )
 
     settings: Settings
-
-    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
-        super().__init__(network, settings)
-        self.trains_normalisation = self.settings.train_normalisation
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as it is as the teacher, then grow a head; old heads are frozen."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from efcil import seeds
-from efcil.core import gaussians, prototypes
+from efcil.core import gaussians
 from efcil.core.losses import cross_entropy
 from efcil.core.rotation import QUARTER_TURNS, rotate_batch, rotation_labels
 from efcil.data.store import TaskImages
-from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms
+from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms, Traits
+from efcil.methods.memory import ClassMemory
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe, option
 
@@ -30,8 +31,6 @@ class PrototypeAugmentation(Method):
     name = "pass"
     summary = "noisy class means rehearsed, features distilled, images rotated in every task"
     family = "scheduled"
-    heads_have_temperature = True
-    keeps = ("heads", "means")
 
     @dataclass(frozen=True)
     class Settings:
@@ -74,15 +73,36 @@ class PrototypeAugmentation(Method):
         )
 
     settings: Settings
-    means: Tensor
     radius: Tensor
+    rotations: nn.ParameterList
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.trains_normalisation = self.settings.train_normalisation
-        self.register_buffer("means", torch.zeros(0, network.feature_size))
-        self.register_buffer("radius", torch.zeros(()))
-        self.rotations = nn.ParameterList()
+        self.keep(
+            "radius",
+            torch.zeros(()),
+            why="how far features scatter around class means",
+            title="prototype radius",
+            recovery="One number for all classes together.",
+        )
+        self.keep(
+            "rotations",
+            nn.ParameterList(),
+            why="scores of rotated classes, used in training",
+            title="rotation heads",
+            recovery="Sums of gradients over all images and epochs. No image is stored in them; like the weights of "
+            "every network they show which features a rotated class has.",
+        )
+
+    @classmethod
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
+        """The mean of every class."""
+        return ClassMemory(size, why="stand for a class's features when it is rehearsed")
+
+    @classmethod
+    def traits(cls, settings: Settings) -> Traits:
+        """Heads learn under a temperature."""
+        return replace(super().traits(settings), temperature=settings.temperature)
 
     # -- training ----------------------------------------------------------------------------------------------
 
@@ -101,7 +121,7 @@ class PrototypeAugmentation(Method):
         bound = 1.0 / math.sqrt(self.network.feature_size)
         rows = torch.empty(QUARTER_TURNS * (task.seen - covered), self.network.feature_size)
         rows.uniform_(-bound, bound, generator=generator)
-        self.rotations.append(nn.Parameter(rows.to(self.means.device)))
+        self.rotations.append(nn.Parameter(rows.to(self.radius.device)))
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """Everything the network trains, and the rotation rows with the heads' learning rate."""
@@ -117,11 +137,10 @@ class PrototypeAugmentation(Method):
 
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw old classes uniformly, with replacement, and their means with isotropic noise."""
-        shape = (plan.steps, plan.batch_size)
-        device = generator.device
-        labels = torch.randint(len(self.means), shape, generator=generator, device=device)
-        noise = torch.randn(*shape, self.means.shape[1], generator=generator, device=device)
-        return {"prototypes": self.means[labels] + self.radius * noise, "prototype_labels": labels}
+        means, shape, device = self.memory.means, (plan.steps, plan.batch_size), generator.device
+        labels = torch.randint(len(means), shape, generator=generator, device=device)
+        noise = torch.randn(*shape, means.shape[1], generator=generator, device=device)
+        return {"prototypes": means[labels] + self.radius * noise, "prototype_labels": labels}
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy of rotated classes, of noisy prototypes, and the norm of the whole batch's feature drift."""
@@ -147,10 +166,9 @@ class PrototypeAugmentation(Method):
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store the new classes' means, and measure how far features scatter around them."""
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
-        means, covariances = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
-        self.means = torch.cat([self.means, means.to(self.means)])
+        _, covariances = self.memory.add(features, labels, range(task.first_class, task.seen))
         if task.index == 0 or self.settings.radius == "seen":
-            self.radius = self._measured_radius(task, covariances).to(self.means.dtype)
+            self.radius = self._measured_radius(task, covariances).to(self.radius.dtype)
         if self.settings.rotation_rows == "current":
             self.rotations = nn.ParameterList()
         self.teacher = None
@@ -170,5 +188,5 @@ class PrototypeAugmentation(Method):
         saved = [tensors[f"rotations.{number}"] for number in numbers]
         if [rows.shape for rows in self.rotations] != [rows.shape for rows in saved]:
             self.rotations = nn.ParameterList(nn.Parameter(torch.zeros_like(rows)) for rows in saved)
-            self.rotations.to(self.means.device)
+            self.rotations.to(self.radius.device)
         super().load_tensors(tensors)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from efcil.core import drift, gaussians, prototypes
-from efcil.core.classifiers import ClassStatistics, nearest_mean
+from efcil.core import drift, gaussians
+from efcil.core.classifiers import nearest_mean
 from efcil.data.store import TaskImages
-from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms
+from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms, Traits
 from efcil.methods.efc import ElasticFeatureConsolidation
 from efcil.methods.finetune import FineTune
 from efcil.methods.lwf import LearningWithoutForgetting
+from efcil.methods.memory import ClassMemory
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe, option
 
@@ -31,7 +32,6 @@ class SemanticDriftCompensation(Method):
     name = "sdc"
     summary = "nearest class means that follow the feature drift, on top of fine-tuning, LwF or EFC"
     family = "scheduled"
-    keeps = ("heads", "means")
 
     @dataclass(frozen=True)
     class Settings:
@@ -55,24 +55,29 @@ class SemanticDriftCompensation(Method):
         )
 
     settings: Settings
-    means: Tensor
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
         base = _BASES[self.settings.base](network)
-        if self.settings.base != "efc":
-            base.trains_normalisation = self.settings.train_normalisation
-        self.trains_normalisation = base.trains_normalisation
         # The network is ours; as a submodule of the base too it would be saved twice.
         del base._modules["network"]
         object.__setattr__(base, "network", network)
         self.base = base
-        self.register_buffer("means", torch.zeros(0, network.feature_size))
 
     @classmethod
-    def recipe_family(cls, settings: Settings) -> str:
-        """Return which of the preset's recipes later tasks follow: that of the base."""
-        return _BASES[settings.base].family
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
+        """The mean of every class."""
+        return ClassMemory(size, why="are compared with features, and follow the drift")
+
+    @classmethod
+    def traits(cls, settings: Settings) -> Traits:
+        """Later tasks follow the recipe of the base."""
+        return replace(super().traits(settings), family=_BASES[settings.base].family)
+
+    @classmethod
+    def recipe(cls, settings: Settings, preset: Recipe) -> Recipe:
+        """As the settings have BatchNorm, except that EFC's is always the preset's."""
+        return preset if settings.base == "efc" else super().recipe(settings, preset)
 
     # -- training is the base's affair ---------------------------------------------------------------------------
 
@@ -81,9 +86,9 @@ class SemanticDriftCompensation(Method):
         self.keep_teacher()
         self.base.begin_task(task)
 
-    def training_mode(self) -> None:
+    def training_mode(self, recipe: Recipe) -> None:
         """As the base has it."""
-        self.base.training_mode()
+        self.base.training_mode(recipe)
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """As the base has them."""
@@ -116,15 +121,14 @@ class SemanticDriftCompensation(Method):
         if task.index > 0 and self.settings.update:
             self._follow_drift(data)
         features, labels = gaussians.collect(self.embed, data.augmented("prototypes"))
-        means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
-        self.means = torch.cat([self.means, means.to(self.means)])
+        self.memory.add(features, labels, range(task.first_class, task.seen))
         self.teacher = None
         self.base.end_task(task, data)
 
     def _follow_drift(self, data: TaskImages) -> None:
         before, after = map(self._scaled, self.before_and_after(data))
-        weights = drift.euclidean_weights(before, self.means, self.settings.sigma)
-        self.means = drift.move(self.means, weights, after - before)
+        weights = drift.euclidean_weights(before, self.memory.means, self.settings.sigma)
+        self.memory.move(drift.move(self.memory.means, weights, after - before))
 
     def _scaled(self, features: Tensor) -> Tensor:
         return functional.normalize(features, dim=1) if self.settings.normalise else features
@@ -136,4 +140,4 @@ class SemanticDriftCompensation(Method):
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
         """Return the negated squared distance of every image to every class mean."""
-        return nearest_mean(ClassStatistics(self.means))(self.embed(images))
+        return nearest_mean(self.memory.statistics())(self.embed(images))

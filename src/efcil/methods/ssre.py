@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from efcil.core import gaussians, prototypes
+from efcil.core import gaussians
 from efcil.core.losses import cross_entropy, weighted_mean
 from efcil.data.store import TaskImages
-from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms
+from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms, Traits
+from efcil.methods.memory import ClassMemory
 from efcil.network import fast
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import BasicBlock, ResNet
@@ -29,9 +30,6 @@ class RepresentationExpansion(Method):
     name = "ssre"
     summary = "1x1 adapters trained beside frozen convolutions and merged; old class means rehearsed"
     family = "ssre"
-    heads_have_temperature = True
-    trains_normalisation = False
-    keeps = ("heads", "means")
 
     @dataclass(frozen=True)
     class Settings:
@@ -65,12 +63,20 @@ class RepresentationExpansion(Method):
         )
 
     settings: Settings
-    means: Tensor
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
-        self.register_buffer("means", torch.zeros(0, network.feature_size))
         self.adapters = nn.ParameterDict()
+
+    @classmethod
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
+        """The mean of every class."""
+        return ClassMemory(size, why="stand for a class's features when it is rehearsed, and are compared with images")
+
+    @classmethod
+    def traits(cls, settings: Settings) -> Traits:
+        """Heads decide, and learn under a temperature."""
+        return replace(super().traits(settings), decides_by_heads=True, temperature=settings.temperature)
 
     # -- training ----------------------------------------------------------------------------------------------
 
@@ -102,13 +108,14 @@ class RepresentationExpansion(Method):
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw old classes uniformly, with replacement."""
         shape = (plan.steps, plan.batch_size)
-        return {"prototype_labels": torch.randint(len(self.means), shape, generator=generator, device=generator.device)}
+        old = len(self.memory.means)
+        return {"prototype_labels": torch.randint(old, shape, generator=generator, device=generator.device)}
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy and distillation, weighted image by image, and the cross-entropy of old class means."""
-        settings = self.settings
+        settings, means = self.settings, self.memory.means
         features, weight = self.features(batch.images), self.network.head_weight() / settings.temperature
-        similar = (functional.normalize(features, dim=1) @ functional.normalize(self.means, dim=1).T).amax(dim=1)
+        similar = (functional.normalize(features, dim=1) @ functional.normalize(means, dim=1).T).amax(dim=1)
         if settings.detach or settings.selection == "hard":
             similar = similar.detach()
         if settings.selection == "hard":
@@ -118,7 +125,7 @@ class RepresentationExpansion(Method):
         labels = batch.draws["prototype_labels"]
         return {
             "current": weighted_mean((1.0 - similar) * errors),
-            "replay": settings.replay_weight * cross_entropy(self.means[labels] @ weight.T, labels),
+            "replay": settings.replay_weight * cross_entropy(means[labels] @ weight.T, labels),
             "distillation": settings.distillation_weight * (similar * moved).sum(),
         }
 
@@ -141,8 +148,7 @@ class RepresentationExpansion(Method):
             fold_normalisation(self.network.backbone)
         self.merge()
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
-        means, _ = prototypes.class_statistics(features, labels, range(task.first_class, task.seen))
-        self.means = torch.cat([self.means, means.to(self.means)])
+        self.memory.add(features, labels, range(task.first_class, task.seen))
         self.teacher = None
 
     @torch.no_grad()

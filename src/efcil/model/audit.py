@@ -73,7 +73,7 @@ class Audit:
         unexplained, misfits = some(self.unaccounted, 20), "; ".join(self.misfits[:5])
         found = (
             (images, f"the model stores what must be taken for an image: {some(images)}."),
-            (unexplained, f"nobody has said what {unexplained} is for. A method says it in its attribute `purposes`."),
+            (unexplained, f"nobody has said what {unexplained} is for. Its author can, where it is stored (`keep`)."),
             (misfits, f"{misfits}. Restore the model from a copy, or train it again."),
             (extras.files, f"files in the folder are no part of a model: {some(extras.files)}. Put them elsewhere."),
             (extras.parts, f"its files hold what efcil does not write: {some(extras.parts)}. Remove it."),

@@ -24,6 +24,7 @@ from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.network.resnet import NETWORKS
 from efcil.resolution import Resolved
+from efcil.resolution.identity import recipe_as_implied
 from efcil.settings import Recipe, TrainingSettings, completed, method_settings
 from efcil.settings.options import build
 
@@ -195,6 +196,8 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
     wanted = build(TrainingSettings, {named.get(name, name): v for name, v in _mapping(facts["settings"]).items()})
     resolved = _mapping(facts["resolved"])
     cls = methods.get(wanted.method)
+    own = completed(cls, _mapping(resolved["method"]))
+    implied = recipe_as_implied(wanted.method, wanted.preset, own)
     for kind, name, valid in (
         ("network", resolved["network"], NETWORKS),
         ("augmentation", resolved["augmentation"], AUGMENTATIONS),
@@ -208,8 +211,8 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
             network=resolved["network"],
             augmentation=resolved["augmentation"],
             first_task=build(Recipe, _mapping(resolved["first_task"])),
-            later=build(Recipe, _mapping(resolved["later"])),
-            method=method_settings(cls, completed(cls, _mapping(resolved["method"]))),
+            later=build(Recipe, {**implied, **_mapping(resolved["later"])}),
+            method=method_settings(cls, own),
         ),
         image_size=whole(facts["image_size"], 1, LARGEST_IMAGE),
         normalisation=Normalisation(_triple(normalisation["mean"]), _triple(normalisation["std"])),
@@ -281,7 +284,7 @@ def check_consistency(card: Card) -> None:
         raise ModelError("it names a class twice")
     method = methods.get(card.settings.method)
     try:
-        classifiers.check(card.settings.classifier, method.name, method.keeps)
+        classifiers.check(card.settings.classifier, method.name, method.traits(card.resolved.method).keeps)
     except SettingsError as error:
         raise ModelError(str(error)) from None
     if any(not math.isfinite(value) for value in (*card.normalisation.mean, *card.normalisation.std)):

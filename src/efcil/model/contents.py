@@ -22,7 +22,7 @@ from efcil.engine import checkpoint
 from efcil.methods.base import Method
 from efcil.model import folder as model_folder
 from efcil.model import purposes
-from efcil.model.card import Card, ModelError
+from efcil.model.card import FORMAT, Card, ModelError
 from efcil.settings import STAGES, Recipe, options
 
 #: Characters beyond which a text or number is no name, version, date or setting. No folder's name is longer.
@@ -99,6 +99,9 @@ def _of_description(file: Path, card: Card) -> Iterator[str]:
     """Yield what a description says that is no part of a card, or longer than that part can be."""
     text = file.read_text(encoding="utf-8")
     described = json.loads(text)
+    if described["facts"]["format"] < FORMAT:
+        yield f"{file.name}: a card of an earlier version; load the model and save it again"
+        return
     known = {name: described.get(name) for name in ("format", "checksum")} | {
         "facts": _as_written(card, described["facts"]),
         "tensors": {name: described["tensors"].get(name) for name in ("file", "bytes", "sha256")},
@@ -167,7 +170,7 @@ def inventory(card: Card, tensors: Mapping[str, Tensor]) -> list[Stored]:
 
 def purposes_of(card: Card) -> tuple[purposes.Purpose, ...]:
     """Return the purposes that a tensor of this model may have."""
-    return purposes.including(methods.get(card.settings.method).purposes)
+    return purposes.including(model_folder.skeleton(card).purposes())
 
 
 def misfits(card: Card, tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from efcil.engine.lifecycle import Blueprint
 from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError
 from efcil.methods.base import Method
+from efcil.methods.memory import renamed
 from efcil.model.card import Card, ModelError, read_card
 
 Found = TypeVar("Found")
@@ -108,9 +109,10 @@ def _read(folder: Path) -> tuple[Card, Method]:
 def _read_raw(folder: Path) -> tuple[Card, dict[str, Tensor]]:
     described, card = _describe(folder)
     try:
-        return card, checkpoint.read_described(described).tensors
+        tensors = checkpoint.read_described(described).tensors
     except EfcilError as error:
         raise _refused(folder, error) from None
+    return card, renamed(tensors, skeleton(card).state_dict())
 
 
 def blueprint(card: Card, execution: Execution = _ON_CPU) -> Blueprint:
@@ -179,6 +181,7 @@ def _compared(
 ) -> Iterator[tuple[str, str]]:
     """Yield the tensors that are missing, unknown, or of another type or shape than the method's, and what is wrong."""
     expected = method.state_dict()
+    found = renamed(found, expected)
     for name in expected:
         if name not in found:
             yield name, f"the tensor {name!r} is missing"

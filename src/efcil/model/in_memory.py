@@ -53,7 +53,7 @@ class Model:
     def create(cls, settings: TrainingSettings, image_size: int) -> Model:
         """Return a model that knows no class yet, for images of a size."""
         settings = checked(settings)
-        if not methods.get(settings.method).exemplar_free:
+        if methods.get(settings.method).traits(resolve(settings).method).images == "all":
             raise SettingsError(
                 f"Method {settings.method} learns all classes at once and keeps their images, so it cannot learn visit "
                 "by visit. Choose another one; see `efcil methods`."

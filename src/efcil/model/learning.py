@@ -54,7 +54,7 @@ def learn(
     The model changes only when everything has succeeded. With `keep`, an interrupted task goes on where it was when
     the same images are given again.
     """
-    if not methods.get(model.card.settings.method).exemplar_free:
+    if methods.get(model.card.settings.method).traits(model.card.resolved.method).images == "all":
         raise ModelError(f"Method {model.card.settings.method} does not learn visit by visit. Begin another model.")
     given = sorted_classes(labels)
     present = set(model.card.labels)

@@ -15,7 +15,7 @@ from efcil.errors import SettingsError
 from efcil.resolution.naming import scenario_name
 from efcil.resolution.resolve import resolve
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
-from efcil.settings.options import completed, options, show
+from efcil.settings.options import completed, method_settings, options, show
 from efcil.settings.recipe import STAGES, Recipe
 
 
@@ -77,7 +77,25 @@ def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(SettingsError):  # a method that is not there any more: what is stored is all there is
         known["method_settings"] = methods.get(str(stored.get("method")))
     parts = {name: completed(cls, stored[name]) for name, cls in known.items() if isinstance(stored.get(name), Mapping)}
+    if "later" in parts and "method_settings" in parts:
+        with contextlib.suppress(SettingsError):
+            implied = recipe_as_implied(str(stored["method"]), str(stored["dataset"]), parts["method_settings"])
+            parts["later"] |= {name: value for name, value in implied.items() if name not in stored["later"]}
     return {**stored, **parts}
+
+
+def recipe_as_implied(method: str, preset: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what records from before these fields existed mean by leaving them out of the recipe of later tasks.
+
+    Methods decided then, as they and the families of presets do now. `values` are the method's settings.
+    """
+    from efcil import methods
+    from efcil.presets import load_preset
+
+    cls = methods.get(method)
+    own = method_settings(cls, values)
+    recipe = cls.recipe(own, load_preset(preset).later(cls.traits(own).family))
+    return {"gradient_clip": recipe.gradient_clip, "normalisation": recipe.normalisation}
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

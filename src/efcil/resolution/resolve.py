@@ -58,11 +58,11 @@ def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Pres
     own, stages = split_overrides(settings)
     _refuse_misplaced(own, cls, options(type(settings)))
     method = method_settings(cls, {**preset.methods.get(settings.method, {}), **own})
-    family = cls.recipe_family(method)
+    later = cls.recipe(method, preset.later(cls.traits(method).family))
     first_epochs = settings.epochs if settings.first_task_epochs is None else settings.first_task_epochs
     recipes = {
         "first_task": _adjust(preset.first_task, first_epochs, settings.batch_size, stages["first_task"], "first_task"),
-        "later": _adjust(preset.later(family), settings.epochs, settings.batch_size, stages["later"], "later"),
+        "later": _adjust(later, settings.epochs, settings.batch_size, stages["later"], "later"),
     }
     size = settings.image_size if image_size is None else image_size
     return Resolved(

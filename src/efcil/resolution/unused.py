@@ -41,7 +41,7 @@ def unused_overrides(settings: TrainingSettings) -> dict[str, str]:
     for name in settings.overrides:
         stage, dot, field = name.partition(".")
         reason = (
-            _reason(settings.method, stage, field, getattr(resolved, stage))
+            _reason(settings.method, resolved.method, stage, field, getattr(resolved, stage))
             if dot
             else _unneeded(resolved.method, name)
         )
@@ -67,12 +67,10 @@ def _unneeded(method: Any, name: str) -> str | None:
     return None
 
 
-def _reason(method: str, stage: str, field: str, recipe: Recipe) -> str | None:
+def _reason(method: str, own: Any, stage: str, field: str, recipe: Recipe) -> str | None:
     from efcil import methods
-    from efcil.methods.frozen import FrozenBackbone
 
-    cls = methods.get(method)
-    if stage == "later" and (issubclass(cls, FrozenBackbone) or not cls.exemplar_free):
+    if stage == "later" and not methods.get(method).traits(own).trains_later:
         return f"{method} trains its network by the recipe of the first task alone. Change first_task.{field}"
     if stage == "later" and field == "rotations":
         return "only the first task has rotated classes. Change first_task.rotations"

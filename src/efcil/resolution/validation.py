@@ -39,7 +39,6 @@ def validate_training(settings: Given) -> Given:
     from efcil.data.augment import AUGMENTATIONS
     from efcil.network.resnet import NETWORKS
 
-    classifiers.check(settings.classifier, settings.method, methods.get(settings.method).keeps)
     for kind, name, valid in (
         ("network", settings.network, NETWORKS),
         ("augmentation", settings.augmentation, AUGMENTATIONS),
@@ -48,4 +47,7 @@ def validate_training(settings: Given) -> Given:
             raise unknown(kind, name, valid)
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", settings.device):
         raise unknown("device", settings.device, ("auto", "cpu", "cuda", "cuda:0"))
-    return replace(settings, overrides=typed_overrides(settings, resolve(settings)))
+    resolved = resolve(settings)
+    keeps = methods.get(settings.method).traits(resolved.method).keeps
+    classifiers.check(settings.classifier, settings.method, keeps)
+    return replace(settings, overrides=typed_overrides(settings, resolved))

@@ -164,8 +164,14 @@ def build(cls: type[Instance], values: Mapping[str, Any], kind: str = "setting")
 
 
 def completed(cls: type, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was recorded of a dataclass, with settings that did not exist then as they were in effect."""
-    known = options(getattr(cls, "Settings", cls))
+    """Return what was recorded of a dataclass, with settings that did not exist then as they were in effect.
+
+    Its class attribute `removed` names settings that are no more, with the value that is still in effect (None: any
+    value was of no consequence); those are left out.
+    """
+    definition = getattr(cls, "Settings", cls)
+    known, removed = options(definition), getattr(definition, "removed", {})
+    recorded = {name: v for name, v in recorded.items() if name not in removed or removed[name] not in (v, None)}
     absent = {name: o.default if o.before is None else o.before for name, o in known.items() if name not in recorded}
     return {**recorded, **{name: list(v) if isinstance(v, tuple) else v for name, v in absent.items()}}
 

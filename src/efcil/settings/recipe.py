@@ -28,6 +28,14 @@ class Recipe:
     decay: float = option(0.1, "Factor applied at every milestone.", minimum=0)
     batch_size: int = option(64, "Images in a training step, before rotations.", minimum=1)
     rotations: bool = option(False, "Add three rotated copies of every class as classes of their own.")
+    gradient_clip: float | None = option(
+        None, "Length that the gradient of all parameters together is clipped to; none: no clipping.", minimum=1e-9
+    )
+    normalisation: str = option(
+        "trained",
+        "Whether BatchNorm is trained, or frozen with its statistics, scales and shifts.",
+        choices=("trained", "frozen"),
+    )
 
     def __post_init__(self) -> None:
         settle(self)

@@ -1,0 +1,245 @@
+"""What a method remembers of the classes it has seen: a mean of each, covariances in one of several forms, counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from efcil.core import gaussians, prototypes
+from efcil.core.classifiers import ClassStatistics
+from efcil.core.covariance import IN_SHORT, join, shorten, spell_out, task_average
+from efcil.core.transport import AffineMap
+from efcil.methods.kept import Keeping
+
+#: Forms in which classes may share a covariance: one per task, the last task's alone, or one for all classes.
+SHARED = ("task", "last-task", "common")
+MOMENTS = "moments"
+#: All forms of covariances: one per class in full, shared, in short, or as second moments about the origin.
+FORMS = ("class", *SHARED, *IN_SHORT, MOMENTS)
+
+_AVERAGE = "An average over a class's images in feature space, which many different images share. "
+_SPAN = (
+    "With fewer images than features it spans exactly the features it was measured on, which can tell training images "
+    "from others, above all where they were not augmented (see membership in `efcil audit`); pixels it does not hold."
+)
+_BUFFERS = ("means", "covariances", "compact", "moments", "covariance_of", "counts")
+Stored = TypeVar("Stored")
+
+
+class ClassMemory(Keeping):
+    """A row for every class seen, in the order of the classes: its mean, and what else the constructor asks for.
+
+    `why` says what the method needs the memory for. `covariances` is one of FORMS, or None for means alone; low-rank
+    ones keep `share` of a class's variance. With `table`, which covariance a class uses is saved in every form, not
+    only where classes share them. With `counts`, so is the number of images of every class.
+    """
+
+    means: Tensor
+    covariances: Tensor
+    compact: Tensor
+    moments: Tensor
+    covariance_of: Tensor
+    counts: Tensor
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        why: str,
+        covariances: str | None = None,
+        share: float = 0.99,
+        table: bool = False,
+        counts: bool = False,
+    ) -> None:
+        super().__init__()
+        self.form, self.share = covariances, share
+        self.has_table, self.has_counts = table or covariances in SHARED, counts
+        self.keep(
+            "means",
+            torch.zeros(0, size),
+            why=why,
+            title="class means",
+            recovery=_AVERAGE + "Inverting the network on a mean gives at best a picture of the average; the mean of a "
+            "class with a single image is that image's feature vector.",
+        )
+        self._keep_spread(size)
+        if self.has_table:
+            self.keep(
+                "covariance_of",
+                torch.zeros(0, dtype=torch.int64),
+                why="which covariance a class uses",
+                title="covariance table",
+                recovery="Nothing about images.",
+            )
+        if counts:
+            self.keep(
+                "counts",
+                torch.zeros(0, dtype=torch.int64),
+                why="how many images each class had",
+                title="image counts",
+                recovery="How many images each class had.",
+            )
+
+    def _keep_spread(self, size: int) -> None:
+        """Make room for covariances in the form that they are kept in."""
+        title, why = "class covariances", "spread of a class's features, to draw features that resemble it"
+        if self.form is None:
+            return
+        if self.form == MOMENTS:
+            title, why = "class second moments", "sums of products of a class's features, to solve for a classifier"
+            name, empty = "moments", torch.zeros(0, size, size)
+        elif self.form in IN_SHORT:
+            name, empty = "compact", torch.zeros(0, size, 0) if self.form == "low-rank" else torch.zeros(0, size)
+            # What is kept in short is saved; the full covariances are computed from it.
+            self.register_buffer("covariances", torch.zeros(0, size, size), persistent=False)
+        else:
+            name, empty = "covariances", torch.zeros(0, size, size)
+        self.keep(name, empty, why=why, title=title, recovery=_AVERAGE + _SPAN)
+
+    # -- what it holds -----------------------------------------------------------------------------------------
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """What classifiers may be built on: means, and covariances where there are any."""
+        return ("means",) if self.form is None else ("means", "covariances")
+
+    @property
+    def blends(self) -> bool:
+        """Whether more images of a known class can be blended in: each class has a full covariance of its own."""
+        whole = self.form is not None and self.form != MOMENTS and self.form not in IN_SHORT
+        return whole and len(self.covariances) == len(self.means)
+
+    def statistics(self) -> ClassStatistics:
+        """Return means and covariances for classifiers."""
+        if self.form is None:
+            return ClassStatistics(self.means)
+        if self.form == MOMENTS:
+            return ClassStatistics(self.means, self.moments - self.means[:, :, None] * self.means[:, None])
+        return ClassStatistics(self.means, self.covariances, self.covariance_of if self.has_table else None)
+
+    def sampler(self, jitter: float) -> Sampler:
+        """Return what draws features of the classes; `jitter` is added to every variance."""
+        covariances, factor_of = self.statistics().spread()
+        shared = int(torch.bincount(factor_of).max()) if len(factor_of) else 1
+        return Sampler(self.means, prototypes.cholesky_factors(covariances, jitter), factor_of, shared)
+
+    # -- how it changes ----------------------------------------------------------------------------------------
+
+    def add(self, features: Tensor, labels: Tensor, classes: range) -> tuple[Tensor, Tensor]:
+        """Add new classes, measured on their features (N, n) and labels (N).
+
+        Returns their means and covariances (second moments where those are kept), whatever of them is kept.
+        """
+        measure = prototypes.second_moments if self.form == MOMENTS else prototypes.class_statistics
+        means, spread = measure(features, labels, classes)
+        earlier = len(self.means)
+        self.means = torch.cat([self.means, means.to(self.means)])
+        if self.has_counts:
+            new = torch.bincount(labels - classes.start, minlength=len(classes))
+            self.counts = torch.cat([self.counts, new.to(self.counts)])
+        if self.form == MOMENTS:
+            self.moments = torch.cat([self.moments, spread.to(self.moments)])
+        elif self.form is not None:
+            self._add_covariances(spread.to(self.covariances), earlier)
+        return means, spread
+
+    def _add_covariances(self, new: Tensor, earlier: int) -> None:
+        """Add the covariances (q, n, n) of new classes beside `earlier` ones, in the form that they are kept in."""
+        first, every = len(self.covariances), torch.zeros(earlier + len(new), dtype=torch.int64, device=new.device)
+        places = first + torch.arange(len(new), device=new.device)
+        if self.form == "common":
+            both = torch.cat([self.covariances.expand(earlier, -1, -1), new])
+            self.covariances = task_average(both, every, 1)
+        elif self.form == "last-task":
+            self.covariances = task_average(new, every[earlier:], 1)
+        elif self.form == "task":
+            self.covariances = torch.cat([self.covariances, task_average(new, every[earlier:], 1)])
+            places = torch.full_like(places, first)
+        elif self.form in IN_SHORT:
+            self.compact = join(self.compact, shorten(new, str(self.form), self.share))
+            self.restored()
+        else:
+            self.covariances = torch.cat([self.covariances, new])
+        if self.has_table:
+            one = self.form in ("common", "last-task")
+            self.covariance_of = every if one else torch.cat([self.covariance_of, places])
+
+    def move(self, means: Tensor) -> None:
+        """Put the classes at other means (C, n); their covariances stay."""
+        self.means = means
+
+    def carry(self, by: AffineMap, residual: bool = False) -> None:
+        """Move means and covariances (not moments) by a map; with `residual`, add what it leaves unexplained."""
+        self.means = by.points(self.means)
+        if self.form is None:
+            return
+        self.covariances = by.covariances(self.covariances, residual)
+        if self.form in IN_SHORT:
+            # A map alone does not raise a rank, so that nothing needs to be left out once more.
+            self.compact = shorten(self.covariances, str(self.form), self.share if residual else 1.0)
+            self.restored()
+
+    def replace(self, number: int, mean: Tensor, spread: Tensor) -> None:
+        """Describe one class anew: by its mean (n), and its covariance or second moment (n, n)."""
+        kept = self.moments if self.form == MOMENTS else self.covariances
+        self.means[number] = mean.to(self.means)
+        kept[number] = spread.to(kept)
+
+    def blend(self, features: Tensor, labels: Tensor, images: Sequence[int]) -> None:
+        """Take in features (N, n) of known classes, as if measured with the `images` that each class had before.
+
+        Only where `blends` says that it is possible.
+        """
+        known = sorted(set(labels.tolist()))
+        means, covariances = prototypes.class_statistics(features, labels, known)
+        fresh = torch.bincount(labels, minlength=len(self.means))
+        for row, number in enumerate(known):
+            before = (self.means[number], self.covariances[number], images[number])
+            self.replace(number, *gaussians.blend(before, (means[row], covariances[row], int(fresh[number]))))
+        if self.has_counts:
+            self.counts += fresh.to(self.counts)
+
+    def restored(self) -> None:
+        """Compute what is not saved from what is. Called after a state was loaded."""
+        if self.form in IN_SHORT:
+            self.covariances = spell_out(self.compact)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws features of classes from their Gaussians: means (C, n), factors (G, n, n), and which one a class uses (C).
+
+    At most `shared` classes use one factor.
+    """
+
+    means: Tensor
+    factors: Tensor
+    factor_of: Tensor
+    shared: int
+
+    def features(self, labels: Tensor, generator: torch.Generator, most: int) -> Tensor:
+        """Draw a feature for each label (K); no label may occur more than `most` times. Never waits for a device."""
+        noise = torch.randn(len(labels), self.means.shape[1], generator=generator, device=labels.device)
+        groups = self.factor_of[labels]
+        return self.means[labels] + prototypes.coloured_noise(self.factors, groups, noise, most * self.shared)
+
+    def classes(self, counts: Sequence[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw counts[c] features of every class c: features (K, n) and labels (K), class after class."""
+        return gaussians.sample_classes(self.means, self.factors, self.factor_of, counts, generator)
+
+
+def renamed(tensors: Mapping[str, Stored], present: Collection[str]) -> dict[str, Stored]:
+    """Return a saved state under the names that tensors have now: `means` was once what `memory.means` is.
+
+    `present` are the names of the method that is to load it; a method of one's own may still have a buffer `means`.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        now = re.sub(rf"^(base\.)?({'|'.join(_BUFFERS)})$", r"\1memory.\2", name)
+        found[now if name not in present and now in present else name] = tensor
+    return found
