@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,3 +107,11 @@ def test_versions_agree() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == version
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_lowest_versions_come_from_the_declared_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "tools" / "lowest.py"))["main"](["--leave-out", "torch"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "safetensors==0.4.4" in lines, "earlier versions cannot read an empty tensor"
+    assert not [line for line in lines if line.startswith(("torch==", "types-PyYAML", "mkdocs"))]
+    assert all(re.match(r"[\w.-]+==[\d.]+( ;.*)?$", line) for line in lines)

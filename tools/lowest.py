@@ -40,11 +40,11 @@ def lowest(requirement: str) -> str | None:
     )
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Print one line for every requirement that has a lower bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--leave-out", nargs="*", default=[], metavar="NAME", help="packages to write nothing about")
-    left_out = parser.parse_args().leave_out
+    left_out = parser.parse_args(arguments).leave_out
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     for line in sorted(filter(None, map(lowest, requirements(project))), key=str.lower):
         if line.partition("==")[0] not in left_out:
