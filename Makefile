@@ -1,10 +1,16 @@
 # Two commands do everything on a fresh machine with Python 3.11 or later: `make run` and `make test`.
+# Others: `make docs` builds the site, `make test-lowest` tests with the lowest declared versions.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 FILES   = pyproject.toml constraints.txt
+# Old CPU builds of torch are not to be had everywhere, and a CUDA build brings its own triton; so both are left out:
+# `make test-lowest TORCH=torch==2.11.0` asks for the lowest torch.
+LOWEST ?= .venv-lowest
+TORCH  ?= $(shell grep '^torch==' constraints.txt)
+LEAVE_OUT = torch triton
 
-.PHONY: run test lint docs clean
+.PHONY: run test test-lowest lint docs clean
 
 # More threads than one gain little here, and suffer on a busy machine: docs/speed.md.
 run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digits, about a minute on a CPU
@@ -18,11 +24,19 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.test                  ## what is generated from the code
+test-lowest:                         ## tests with the lowest versions that pyproject.toml declares
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(PYTHON) tools/lowest.py --leave-out $(LEAVE_OUT) > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt \
+	    '$(TORCH)' -e '.[dev,hub,onnx]'
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto
+
+docs: $(VENV)/.docs                  ## docs/settings.md from the code, then the site, in site/
 	$(BIN)/python -m efcil.resolution.documentation docs/settings.md
+	$(BIN)/mkdocs build --quiet --strict
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -33,4 +47,8 @@ $(VENV)/.run: $(VENV)/bin/python $(FILES)
 
 $(VENV)/.test: $(VENV)/bin/python $(FILES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,hub,onnx]'
+	touch $@ $(VENV)/.run
+
+$(VENV)/.docs: $(VENV)/bin/python $(FILES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@ $(VENV)/.run

@@ -4,8 +4,8 @@
 
 There is a file for every dataset, and one for variants: runs with settings that differ from the preset's. A run that a
 file has already is left as it is, unless --replace says that these are newer. Beside each file, a Markdown table of
-means over seeds is written, with the paper's values beside ours; the tables of docs/methods and of the README get what
-was measured.
+means over seeds is written, with the paper's values beside ours. The tables of docs/methods and of docs/results.md get
+what was measured, and the README a few rows of the latter.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ TITLES = {"CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "ImageNet-S
 RESULTS = Path(__file__).parent / "results"
 VARIANTS = "variants"
 PAGES = Path(__file__).parent.parent / "docs" / "methods"
+TABLE = Path(__file__).parent.parent / "docs" / "results.md"
 README = Path(__file__).parent.parent / "README.md"
-README_HEAD = "| scenario | method | seeds | A_step | paper | A_inc | paper |"
+HEAD = "| scenario | method | seeds | A_step | paper | A_inc | paper |"
+#: What the README shows of the table: the best method, the paper's, and what happens without one.
+IN_README = {"cs10": ("efc++", "efc", "finetune"), "ws10": ("fecam", "efc", "finetune")}
 KEY = ("dataset", "scenario", "method", "seed")
 #: As people write them; the others as our commands do.
 NAMES = {
@@ -177,28 +180,58 @@ def agrees(ours: float, published: PaperValue) -> bool:
 
 
 def fill_pages(folder: Path, rows: list[dict[str, str]]) -> None:
-    """Write what was measured into the columns called `ours` of the methods' pages: A_step first, then A_inc."""
-    measured = by_cell(rows)
+    """Write what was measured into the columns called `ours` of the methods' pages: A_step first, then A_inc.
+
+    A scenario that a page's table lacks becomes a new row of it.
+    """
     for page in sorted(folder.glob("*.md")):
         method = page.stem.replace("-plus-plus", "++")
-        lines, places = [], []
-        for line in page.read_text(encoding="utf-8").splitlines():
-            cells = line.split(" | ")
-            if "ours" in line and cells[0] == "| dataset":
-                places = [place for place, cell in enumerate(cells) if cell.removesuffix(" |") == "ours"]
-            elif places and cells[0].startswith("| ") and len(cells) > max(places):
-                members = measured.get((TITLES.get(cells[0].removeprefix("| "), ""), cells[1], method), [])
-                for metric, place in zip(("A_step", "A_inc"), places, strict=False):
-                    if values := values_of(members, metric):
-                        end = " |" if cells[place].endswith(" |") else ""
-                        seeds = f"{len(values)} seed{'s' if len(values) > 1 else ''}"
-                        cells[place] = f"{mean(values)} ({seeds}){end}"
-            lines.append(" | ".join(cells))
-        page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        measured = {key[:2]: members for key, members in by_cell(rows).items() if key[2] == method}
+        lines: list[str] = []
+        head: list[str] = []
+        missing = dict(measured)
+        for line in [*page.read_text(encoding="utf-8").splitlines(), ""]:
+            cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+            if cells[0] == "dataset" and "ours" in cells:
+                head = cells
+            elif head and not line.startswith("|"):
+                lines += [_page_row(head, method, key, members) for key, members in sorted(missing.items())]
+                head = []
+            elif len(cells) == len(head) and cells[0] in TITLES:
+                key = TITLES[cells[0]], cells[1]
+                missing.pop(key, None)
+                line = _table_row(_with_ours(head, cells, measured.get(key, [])))
+            lines.append(line)
+        page.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
 
 
-def fill_readme(path: Path, rows: list[dict[str, str]]) -> None:
-    """Write the table of what was reached into the README, the best of a scenario first."""
+def _table_row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _with_ours(head: list[str], cells: list[str], members: list[dict[str, str]]) -> list[str]:
+    """Return the cells of a row with what was measured in the columns for it."""
+    cells = list(cells)
+    places = [place for place, title in enumerate(head) if title == "ours"]
+    for metric, place in zip(("A_step", "A_inc"), places, strict=True):
+        if values := values_of(members, metric):
+            cells[place] = f"{mean(values)} ({len(values)} seed{'s' if len(values) > 1 else ''})"
+    return cells
+
+
+def _page_row(head: list[str], method: str, key: tuple[str, str], members: list[dict[str, str]]) -> str:
+    """Return a new row of a page's table, with the value of the EFC paper if it has one."""
+    dataset, scenario = key
+    title = next(title for title, name in TITLES.items() if name == dataset)
+    cells = {"dataset": title, "scenario": scenario, "source": "none", "ours": "none"}
+    for metric in ("A_step", "A_inc"):
+        published = paper_value(dataset, scenario, method, metric)
+        cells[f"published {metric}"] = "none" if published is None else paper_text(published)
+    return _table_row(_with_ours(head, [cells[name] for name in head], members))
+
+
+def fill_table(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write what was reached into the table of a page, the best of a scenario first."""
     lines = []
     cells_of = by_cell(rows)
     reached = {key: statistics.mean(values_of(members, "A_step")) for key, members in cells_of.items()}
@@ -211,9 +244,14 @@ def fill_readme(path: Path, rows: list[dict[str, str]]) -> None:
             cells += [mean(values_of(members, metric)), other if published is None else paper_text(published)]
         lines.append("|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|")
     text = path.read_text(encoding="utf-8").splitlines()
-    start = text.index(README_HEAD) + 2
+    start = text.index(HEAD) + 2
     end = next(place for place in range(start, len(text)) if not text[place].startswith("|"))
     path.write_text("\n".join([*text[:start], *lines, *text[end:]]) + "\n", encoding="utf-8")
+
+
+def in_readme(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the rows that the README shows."""
+    return [row for row in rows if row["method"] in IN_README.get(row["scenario"], ())]
 
 
 def mean(values: list[float]) -> str:
@@ -248,6 +286,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", help="folders that hold finished runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results files")
     parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the methods' pages")
+    parser.add_argument("--table", type=Path, default=TABLE, help="the page with the whole table")
     parser.add_argument("--readme", type=Path, default=README, help="the README")
     parser.add_argument("--replace", action="store_true", help="let these runs take the place of those in the files")
     options = parser.parse_args()
@@ -264,7 +303,8 @@ def main() -> None:
         if name != VARIANTS:
             fill_pages(options.pages, present)
         if name == "cifar100":
-            fill_readme(options.readme, present)
+            fill_table(options.table, present)
+            fill_table(options.readme, in_readme(present))
 
 
 if __name__ == "__main__":

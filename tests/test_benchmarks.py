@@ -26,8 +26,9 @@ PAGE = """# Fine-tuning
 
 | dataset | scenario | published A_step | ours | published A_inc | ours |
 | --- | --- | --- | --- | --- | --- |
-| CIFAR-100 | cs10 | 1.00 ± 0.50 | not yet measured | 2.00 ± 0.50 | not yet measured |
-| CIFAR-100 | cs20 | 1.00 ± 0.50 | not yet measured | 2.00 ± 0.50 | not yet measured |
+| CIFAR-100 | cs10 | 1.00 ± 0.50 | 7.00 (1 seed) | 2.00 ± 0.50 | 8.00 (1 seed) |
+
+After.
 """
 
 
@@ -44,7 +45,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gather(runs: Path, results: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, list[dict[str, str]]]:
     pages = results / "pages"
     pages.mkdir(parents=True, exist_ok=True)
-    places = ["--results", str(results), "--pages", str(pages), "--readme", str(results / "README.md")]
+    places = [
+        "--results",
+        str(results),
+        "--pages",
+        str(pages),
+        "--readme",
+        str(results / "README.md"),
+        "--table",
+        "none",
+    ]
     monkeypatch.setattr(sys, "argv", ["collect.py", str(runs), *places, *flags])
     collect.main()
     found = {}
@@ -103,18 +113,32 @@ def test_pages_get_the_mean_of_their_method_alone(tmp_path: Path) -> None:
     page = tmp_path / "finetune.md"
     page.write_text(PAGE, encoding="utf-8")
     collect.fill_pages(tmp_path, rows("finetune", 0, 2) + rows("efc", 1))
-    first, second = page.read_text(encoding="utf-8").splitlines()[-2:]
-    assert first == "| CIFAR-100 | cs10 | 1.00 ± 0.50 | 41.00 ± 1.41 (2 seeds) | 2.00 ± 0.50 | 50.00 ± 0.00 (2 seeds) |"
-    assert second.count("not yet measured") == 2
+    assert page.read_text(encoding="utf-8").splitlines()[4:] == [
+        "| CIFAR-100 | cs10 | 1.00 ± 0.50 | 41.00 ± 1.41 (2 seeds) | 2.00 ± 0.50 | 50.00 ± 0.00 (2 seeds) |",
+        "",
+        "After.",
+    ]
+
+
+@pytest.mark.parametrize("end", ["\nAfter.\n", ""])
+def test_pages_get_a_row_for_a_scenario_that_is_new(tmp_path: Path, end: str) -> None:
+    page = tmp_path / "lwf.md"
+    page.write_text(PAGE.replace("\nAfter.\n", end), encoding="utf-8")
+    collect.fill_pages(tmp_path, rows("lwf", 0, scenario="ws10"))
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert lines[4] == PAGE.splitlines()[4]
+    assert lines[5] == "| CIFAR-100 | ws10 | 20.73 ± 1.47 | 40.00 (1 seed) | 41.95 ± 1.30 | 50.00 (1 seed) |"
+    assert "\n".join(lines[6:]) == end.rstrip("\n")
 
 
 def test_the_readme_and_the_pages_say_what_was_measured(tmp_path: Path) -> None:
     """Whoever adds a row by hand forgets one of the places that tell of it."""
     measured = collect.read(collect.RESULTS / "cifar100.csv")
-    readme = tmp_path / "README.md"
-    readme.write_text(collect.README.read_text(encoding="utf-8"), encoding="utf-8")
-    collect.fill_readme(readme, measured)
-    assert readme.read_text(encoding="utf-8") == collect.README.read_text(encoding="utf-8")
+    for page, shown in ((collect.README, collect.in_readme(measured)), (collect.TABLE, measured)):
+        copy = tmp_path / page.name
+        copy.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+        collect.fill_table(copy, shown)
+        assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
     for page in collect.PAGES.glob("*.md"):
         (tmp_path / page.name).write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
     collect.fill_pages(tmp_path, measured)
@@ -125,12 +149,18 @@ def test_the_readme_and_the_pages_say_what_was_measured(tmp_path: Path) -> None:
         assert (collect.RESULTS / f"{name}.md").read_text(encoding="utf-8") == expected
 
 
-def test_the_readme_has_the_best_first(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"# x\n\n{collect.README_HEAD}\n|---|\n| old |\n\nafter\n", encoding="utf-8")
+def test_the_readme_shows_six_rows() -> None:
+    lines = collect.README.read_text(encoding="utf-8").splitlines()
+    start = lines.index(collect.HEAD) + 2
+    assert [line.startswith("|") for line in lines[start : start + 7]] == [True] * 6 + [False]
+
+
+def test_the_table_has_the_best_first(tmp_path: Path) -> None:
+    table = tmp_path / "results.md"
+    table.write_text(f"# x\n\n{collect.HEAD}\n|---|\n| old |\n\nafter\n", encoding="utf-8")
     joint = [{**row, "A_step": "90", "A_inc": ""} for row in rows("joint", 0)]
-    collect.fill_readme(readme, rows("ewc", 0) + joint + rows("efc++", 3, 1))
-    lines = readme.read_text(encoding="utf-8").splitlines()
+    collect.fill_table(table, rows("ewc", 0) + joint + rows("efc++", 3, 1))
+    lines = table.read_text(encoding="utf-8").splitlines()
     assert lines[4:] == [
         "| cs10 | joint training | 0 | 90.00 | | - | |",
         "| cs10 | EFC++ | 1 3 | 42.00 ± 1.41 | 47.52 ± 0.68 | 50.00 ± 0.00 | 61.57 |",
