@@ -27,7 +27,16 @@ from numpy.typing import ArrayLike
 
 from efcil.environment import environment
 from efcil.errors import RunFolderError
-from efcil.files import write_atomically
+from efcil.files import (
+    is_regular,
+    make_folder,
+    open_regular,
+    read_regular,
+    refuse_foreign_file,
+    refuse_foreign_folder,
+    write_atomically,
+    write_own,
+)
 from efcil.settings import Settings, identity, label, load_config, scenario_name, to_yaml
 from efcil.settings.grid import RESOLVED_KEY
 from efcil.settings.idle import without_idle
@@ -73,8 +82,16 @@ class RunFolder:
     def write_settings(self, settings: Settings) -> None:
         """Record the settings; refuse a folder that holds another run, and say what differs."""
         wanted = identity(settings)
+        self.refuse_foreign()
         self._refuse_other(wanted)
-        write_atomically(self.settings_file, to_yaml(settings, resolved=wanted))
+        write_own(self.settings_file, to_yaml(settings, resolved=wanted))
+
+    def refuse_foreign(self) -> None:
+        """Refuse links, pipes and devices in the places of our files and folders, before time is spent on training."""
+        for file in (self.settings_file, self.metrics_file, self.accuracy_file, self.summary_file, self.log_file):
+            refuse_foreign_file(file)
+        for folder in (self.model, self.path / "partial"):
+            refuse_foreign_folder(folder)
 
     def _refuse_other(self, wanted: Mapping[str, Any]) -> None:
         stored = self.read_identity()
@@ -92,7 +109,7 @@ class RunFolder:
         if not self.settings_file.exists():
             return None
         try:
-            content = yaml.safe_load(self.settings_file.read_text(encoding="utf-8"))
+            content = yaml.safe_load(read_regular(self.settings_file).decode())
             stored = content[RESOLVED_KEY]
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
             raise _damaged(self.settings_file) from None
@@ -105,19 +122,21 @@ class RunFolder:
 
         What they say beyond today's preset made a difference: a value that was recorded and never used is left out.
         """
+        refuse_foreign_file(self.settings_file)
         (settings,) = load_config(self.settings_file)
         return without_idle(settings)
 
     def remove_leftovers(self) -> None:
         """Remove the files that a killed process was about to put into place; nobody else may be writing."""
         for leftover in self.path.glob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
+            if is_regular(leftover):
+                leftover.unlink(missing_ok=True)
 
     def append_metrics(self, values: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl, after removing the torn line that a crash may have left at its end."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         line = (json.dumps(_plain(values), allow_nan=False) + "\n").encode()
-        with open(self.metrics_file, "ab+") as file:
+        with open_regular(self.metrics_file, "ab+") as file:
             _drop_torn_line(file)
             file.write(line)  # one write of a whole line: a killed process leaves all of it or nothing
             file.flush()
@@ -132,7 +151,7 @@ class RunFolder:
         lines = self._metric_lines()
         kept = [line for line in lines if keep(json.loads(line))]
         if self.metrics_file.exists():
-            write_atomically(self.metrics_file, "".join(line + "\n" for line in kept))
+            write_own(self.metrics_file, "".join(line + "\n" for line in kept))
 
     def write_accuracy(self, agnostic: ArrayLike, aware: ArrayLike, task_sizes: Sequence[int]) -> None:
         """Write both accuracy matrices (K x K, percent, NaN where not measured) and the classes per task (K)."""
@@ -143,12 +162,12 @@ class RunFolder:
         for kind, matrix in ((AGNOSTIC, agnostic), (AWARE, aware)):
             for k, row in enumerate(np.asarray(matrix, dtype=float)):
                 writer.writerow([kind, k + 1, *("" if math.isnan(value) else repr(float(value)) for value in row)])
-        write_atomically(self.accuracy_file, text.getvalue())
+        write_own(self.accuracy_file, text.getvalue())
 
     def read_accuracy(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
         """Return both accuracy matrices and the classes per task, as given to `write_accuracy`."""
         try:
-            with open(self.accuracy_file, newline="", encoding="utf-8") as file:
+            with open_regular(self.accuracy_file, "r", newline="", encoding="utf-8") as file:
                 _, *rows = csv.reader(file)
             sizes = [int(value) for kind, _, *values in rows if kind == SIZES for value in values]
             agnostic, aware = (
@@ -168,12 +187,12 @@ class RunFolder:
         missing = [name for name in REQUIRED if name not in summary]
         if missing:
             raise RunFolderError(f"The summary of {self.path} lacks {', '.join(missing)}.")
-        write_atomically(self.summary_file, json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n")
+        write_own(self.summary_file, json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json; a file that is missing or damaged is named in the error."""
         try:
-            summary = json.loads(self.summary_file.read_text(encoding="utf-8"))
+            summary = json.loads(read_regular(self.summary_file).decode())
         except FileNotFoundError:
             raise RunFolderError(f"{self.summary_file} does not exist; the run has not finished.") from None
         except (OSError, ValueError):
@@ -185,7 +204,7 @@ class RunFolder:
     def _metric_lines(self) -> list[str]:
         if not self.metrics_file.exists():
             return []
-        *lines, _ = self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n")
+        *lines, _ = read_regular(self.metrics_file).decode(errors="replace").split("\n")
         for number, line in enumerate(lines, start=1):
             try:
                 json.loads(line)

@@ -38,6 +38,7 @@ import numpy as np
 from efcil.data.checksum import digest, relative_name, sampled_digest
 from efcil.data.images import ImageSet
 from efcil.errors import DataError
+from efcil.files import ForeignFile, open_regular, read_regular
 
 try:
     import fcntl
@@ -187,8 +188,8 @@ def _open_arrays(entry: Path, manifest: Mapping[str, Any]) -> Decoded:
 def _manifest(entry: Path) -> dict[str, Any]:
     file = entry / "manifest.json"
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        manifest = json.loads(read_regular(file).decode())
+    except (OSError, ValueError, ForeignFile) as error:
         raise _Damaged(f"The cache manifest {file} cannot be read ({error}).") from error
     if not isinstance(manifest, dict):
         raise _Damaged(f"The cache manifest {file} is not a JSON object.")
@@ -327,7 +328,7 @@ def _locked(root: Path, name: str) -> Iterator[bool]:
     with _writing():
         _refuse_read_only(root)
         root.mkdir(parents=True, exist_ok=True)
-        stream = open(root / f".{name}.lock", "wb")  # noqa: SIM115 - closed below, where it also ends the lock
+        stream = open_regular(root / f".{name}.lock", "ab")  # closed below, where it also ends the lock
     with stream:
         alone = False
         if fcntl is not None:

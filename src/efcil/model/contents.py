@@ -17,6 +17,7 @@ from typing import Any
 
 from efcil import methods
 from efcil.engine import checkpoint
+from efcil.files import is_lock
 from efcil.model import format, from_run
 from efcil.model.card import Card, ModelError
 from efcil.settings import Recipe
@@ -25,7 +26,6 @@ from efcil.settings.options import options
 
 #: Characters beyond which a text is no name, version or date any more. No folder's name is longer.
 LONGEST_TEXT = 255
-_LONGEST_LOCK = 32
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,40}")
 
 
@@ -63,7 +63,7 @@ def _files(folder: Path, own: set[str]) -> list[str]:
         for name in (*names, *links):
             path = Path(place) / name
             relative = path.relative_to(folder).as_posix()
-            if relative not in own and not (relative == ".lock" and _is_lock(path)):
+            if relative not in own and not (relative == ".lock" and is_lock(path)):
                 found.append(relative)
     return sorted(found)
 
@@ -75,14 +75,6 @@ def _of_unfinished(folder: Path) -> Iterator[str]:
         yield f"{format.PARTIAL}/state.json"
         with contextlib.suppress(checkpoint.CheckpointError):
             yield f"{format.PARTIAL}/{checkpoint.describe(partial).file.name}"
-
-
-def _is_lock(path: Path) -> bool:
-    """Say whether a file holds no more than the number of a process."""
-    try:
-        return path.stat().st_size <= _LONGEST_LOCK and path.read_text("ascii").strip().isdecimal()
-    except (OSError, ValueError):
-        return False
 
 
 # -- the description -------------------------------------------------------------------------------------------------
