@@ -19,6 +19,8 @@ from efcil import files
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine import checkpoint
+from efcil.engine.checkpoint import TaskKeeper
+from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
 from efcil.errors import EfcilError, RunFolderError
 from efcil.experiment import run_one
@@ -159,9 +161,9 @@ def test_checkpoints_in_which_a_file_is_another_thing(
         checkpoint.remove,
         checkpoint.read,
         checkpoint.read_and_tidy,
-        checkpoint.exists,
+        lambda folder: TaskKeeper(folder, lambda position: {}, StopRequest(), lambda position: KeyboardInterrupt()),
     ],
-    ids=["write", "remove", "read", "read and tidy", "exists"],
+    ids=["write", "remove", "read", "read and tidy", "keep"],
 )
 def test_a_folder_of_our_own_that_is_a_link(use: Callable[[Path], object], tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "other", TENSORS, {"n": 1})

@@ -111,7 +111,6 @@ def taken(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def exists(folder: Path, stem: str = "state") -> bool:
     """Say whether `folder` holds a checkpoint, damaged or not."""
-    _refuse_foreign(folder, stem)
     try:
         (folder / f"{stem}.json").lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -153,7 +152,6 @@ def describe(folder: Path, stem: str = "state") -> Description:
 
 
 def _read_description(folder: Path, stem: str) -> Description:
-    _refuse_foreign(folder, stem)
     file = folder / f"{stem}.json"
     try:
         described = json.loads(read_regular(file, LARGEST_DESCRIPTION).decode())
@@ -187,6 +185,7 @@ def _read_description(folder: Path, stem: str) -> Description:
 
 def read(folder: Path, stem: str = "state") -> Checkpoint:
     """Load a checkpoint; one that is not exactly what was written raises."""
+    _refuse_foreign(folder, stem)
     return read_described(describe(folder, stem))
 
 
@@ -207,6 +206,7 @@ def read_described(described: Description) -> Checkpoint:
 
 def read_and_tidy(folder: Path, stem: str = "state") -> Checkpoint:
     """Load a checkpoint that nobody else is writing, and remove what a killed process left beside it."""
+    _refuse_foreign(folder, stem)
     described = describe(folder, stem)
     found = read_described(described)
     _tidy(folder, stem, described.file.name)
@@ -267,6 +267,7 @@ class TaskKeeper:
         steps: int | None = None,
         seconds: float = INTERVAL,
     ) -> None:
+        refuse_foreign_folder(folder)
         self.folder = folder
         self.facts = facts
         self.stop = stop
