@@ -148,7 +148,8 @@ def make_folder(folder: Path) -> None:
         if place.exists():
             break
         new.append(place)
-    folder.mkdir(parents=True, exist_ok=True)
+    if new:
+        folder.mkdir(parents=True, exist_ok=True)
     for place in new:
         _sync_folder(place.parent)
 

@@ -132,6 +132,7 @@ def orphans(folder: Path, stem: str = "state") -> list[Path]:
 
 def facts_of(folder: Path, stem: str = "state") -> dict[str, Any]:
     """Read the facts of a checkpoint, whatever has become of its tensors."""
+    _refuse_foreign(folder, stem)
     return _read_description(folder, stem).facts
 
 
