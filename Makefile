@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 FILES   = pyproject.toml constraints.txt
 
-.PHONY: run test lint docs clean
+.PHONY: run test crash-test lint docs clean
 
 # More threads than one gain little here, and suffer on a busy machine: docs/speed.md.
 run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digits, about a minute on a CPU
@@ -12,6 +12,9 @@ run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digit
 
 test: $(VENV)/.test lint             ## linter, type checker, tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+crash-test: $(VENV)/.test            ## kills and fails `run` and `learn` at every I/O call, some ten minutes
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -99,12 +99,12 @@ def open_regular(path: Path, mode: str, **keywords: Any) -> IO[Any]:
     return open(path, mode, opener=opener, **keywords)
 
 
-def read_regular(path: Path, limit: int = -1) -> bytes:
+def read_regular(path: Path, limit: int | None = None) -> bytes:
     """Return the content of a file of our own; one of more than `limit` bytes raises."""
     with open_regular(path, "rb") as file:
-        content: bytes = file.read(limit + 1 if limit >= 0 else -1)
-    if 0 <= limit < len(content):
-        raise OSError(f"it has more than {limit} bytes")
+        if limit is not None and os.fstat(file.fileno()).st_size > limit:
+            raise OSError(f"it has more than {limit} bytes")
+        content: bytes = file.read()
     return content
 
 

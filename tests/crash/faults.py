@@ -21,8 +21,8 @@ from typing import Any
 #: What can happen at a call: the process dies before it, or with half of it done; it fails once; or the disk is full
 #: from there on.
 KILL, HALF, ERROR, FULL = "kill", "half", "error", "full"
-#: Calls that need room on the disk, and those of which half can be done.
-_NEEDS_ROOM = {"open", "write", "mkdir", "fsync"}
+#: Calls that a full disk refuses.
+NEED_ROOM = ("open", "write", "mkdir", "fsync")
 _RANDOM = re.compile(r"(\.)[a-z0-9_]{8}(\.(?:tmp|building))|^tmp[a-z0-9_]{8}$")
 
 _original_open = io.open
@@ -65,7 +65,7 @@ class Faults:
         self.seen[call] += 1
         call += f" #{self.seen[call]}"
         self.calls.append(call)
-        if self.full and kind in _NEEDS_ROOM:
+        if self.full and kind in NEED_ROOM:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if call != self.point:
             return
