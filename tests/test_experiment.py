@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import shlex
@@ -794,7 +795,8 @@ class TestDisk:
         self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         settings = Settings(method="finetune", overrides=DIVERGING, **TWO_TASKS)
-        monkeypatch.setattr("efcil.engine.progress.open_regular", lambda path, *_, **__: open("/dev/full", "a"))
+        full = functools.partial(open, "/dev/full", "a")
+        monkeypatch.setattr("efcil.engine.progress.open_regular", lambda *_, **__: full())
         with pytest.raises(TrainingError, match="is not finite in task 2"):
             run_one(settings, tmp_path, few, quiet=True)
         assert capsys.readouterr().err.count("cannot be written (No space left on device)") == 1

@@ -15,6 +15,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -320,7 +321,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="only every so many points")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--case", help="only this command")
-    parser.add_argument("--call", help="only calls that contain this text")
+    parser.add_argument("--call", help="only calls in which this regular expression is found")
     parser.add_argument("--fault", choices=FAULTS, help="only this fault")
     parser.add_argument("--list", action="store_true", help="list the calls, and do nothing")
     arguments = parser.parse_args()
@@ -336,7 +337,7 @@ def main() -> int:
             return 0
         points = harness.points(arguments.every, (arguments.fault,) if arguments.fault else FAULTS)
         points = [point for point in points if arguments.case in (None, point.case)]
-        points = [point for point in points if (arguments.call or "") in point.call]
+        points = [point for point in points if re.search(arguments.call or "", point.call)]
         complaints, counts = 0, Counter[str]()
         for result in run_points(harness, points, arguments.jobs):
             counts[f"{result.point.case}, {result.point.fault}"] += 1

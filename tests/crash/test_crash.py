@@ -34,6 +34,14 @@ def test_a_sample_of_all_calls() -> None:
     assert int(found[1]) > 25
 
 
+def test_what_is_left_of_a_finished_task_is_removed() -> None:
+    """Killed after the model is in place: the same command has nothing to learn any more, but tidies up."""
+    calls = r"replace model\.json|unlink partial/state\.json|rmdir partial"
+    code, said = harness("--case", "learn", "--fault", "kill", "--call", calls, "--jobs", "1")
+    assert code == 0, said
+    assert "3 points in" in said, said
+
+
 def test_the_harness_notices_what_it_is_for(tmp_path: Path) -> None:
     """With a rename that is not the last step any more, a kill leaves half a file, and that is seen."""
     (tmp_path / "broken.py").write_text(

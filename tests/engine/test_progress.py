@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import io
 from pathlib import Path
 
@@ -62,7 +63,8 @@ def test_a_log_is_continued(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_is_told_once_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("efcil.engine.progress.open_regular", lambda path, *_, **__: open("/dev/full", "a"))
+    full = functools.partial(open, "/dev/full", "a")
+    monkeypatch.setattr("efcil.engine.progress.open_regular", lambda *_, **__: full())
     stream = io.StringIO()
     tell(Progress(3, tmp_path / "log.txt", stream=stream), epochs=3)
     assert len(stream.getvalue().splitlines()) == 5

@@ -88,8 +88,9 @@ def execute(arguments: argparse.Namespace) -> int:
         begun = None if arguments.discard else unfinished_task(folder)
         if format.exists(folder):
             model = Model.load(folder, getattr(arguments, "device", "auto"))
-            if begun is not None and begun.visits == model.card.visits[:-1]:
-                discard(folder)  # that task was finished, and its process killed before it could do this
+            finished = begun is not None and begun.visits == model.card.visits[:-1]
+            if finished or (begun is None and not arguments.discard):
+                discard(folder)  # a process that finished its task was killed before it could do this, or all of it
             if begun is None or begun.visits != model.card.visits:
                 begun = model.card
             model.change(_wanted(arguments, begun.settings))
