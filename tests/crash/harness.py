@@ -252,7 +252,7 @@ class Harness:
         code, _, hit = give(case, folder, point, said)
         printed = said.read_text()
         complaint = _complaint(point, code, hit, printed)
-        if not complaint and code != 0:
+        if not complaint:
             again, _, _ = give(case, folder, None, said)
             if again != 0 and not (again == 2 and ALREADY in said.read_text()):
                 complaint = f"the second attempt ended with {again}: {said.read_text().strip()[-300:]}"

@@ -62,6 +62,7 @@ def add_parser(subparsers: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Learn the folder, and save the model."""
+    from efcil.engine import checkpoint
     from efcil.engine.interrupt import StopRequest
     from efcil.engine.progress import Progress
     from efcil.files import locked, refuse_full
@@ -88,6 +89,7 @@ def execute(arguments: argparse.Namespace) -> int:
         begun = None if arguments.discard else unfinished_task(folder)
         if format.exists(folder):
             model = Model.load(folder, getattr(arguments, "device", "auto"))
+            checkpoint.tidy(folder, format.STEM)
             finished = begun is not None and begun.visits == model.card.visits[:-1]
             if finished or (begun is None and not arguments.discard):
                 discard(folder)  # a process that finished its task was killed before it could do this, or all of it

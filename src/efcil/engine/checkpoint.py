@@ -207,11 +207,14 @@ def read_described(described: Description) -> Checkpoint:
 
 def read_and_tidy(folder: Path, stem: str = "state") -> Checkpoint:
     """Load a checkpoint that nobody else is writing, and remove what a killed process left beside it."""
-    _refuse_foreign(folder, stem)
-    described = describe(folder, stem)
-    found = read_described(described)
-    _tidy(folder, stem, described.file.name)
+    found = read(folder, stem)
+    tidy(folder, stem)
     return found
+
+
+def tidy(folder: Path, stem: str = "state") -> None:
+    """Remove what a killed process left beside a checkpoint that nobody else is writing."""
+    _tidy(folder, stem, describe(folder, stem).file.name)
 
 
 def remove(folder: Path, stem: str = "state") -> None:
