@@ -160,6 +160,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for place in sorted(folder.rglob("*")):
         name = place.relative_to(folder).as_posix()
+        if place.name.endswith(".lock"):
+            continue  # left by a process that has ended, it locks nothing
         if place.is_dir():
             found[name + "/"] = None
         elif place.name in IGNORED:
