@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import shlex
@@ -785,13 +786,11 @@ class TestDisk:
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full to stand for a full disk")
     def test_a_log_that_does_not_fit_hides_no_error(
-        self, few: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         settings = Settings(method="finetune", overrides=DIVERGING, **TWO_TASKS)
-        for each in (settings, dataclasses.replace(settings, overrides={})):
-            log = locate(tmp_path, each).log_file
-            log.parent.mkdir(parents=True)
-            log.symlink_to("/dev/full")
+        full = functools.partial(open, "/dev/full", "a")
+        monkeypatch.setattr("efcil.engine.progress.open_regular", lambda *_, **__: full())
         with pytest.raises(TrainingError, match="is not finite in task 2"):
             run_one(settings, tmp_path, few, quiet=True)
         assert capsys.readouterr().err.count("cannot be written (No space left on device)") == 1

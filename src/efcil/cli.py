@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 a run failed; 2 a mistake in what was asked for or in the 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -18,6 +19,8 @@ from efcil.errors import EfcilError, SettingsError, TrainingError, closest
 from efcil.output import lines, printable_warnings
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
+#: What disks and file systems do: full, over quota, failing, read-only, gone.
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG}
 #: By format, what becomes of bytes of a name that are no text: JSON has an escape for them, elsewhere they stay bytes.
 _UNDECODABLE = {"json": "backslashreplace", "csv": "surrogateescape"}
 
@@ -51,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, PermissionError) and error.filename is not None:
             advice = "Change its permissions, or those of its folder."
             return _fail(f"{error.filename} cannot be opened ({error.strerror}). {advice}", MISTAKE)
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            place = error.filename if error.filename is not None else "A file"
+            advice = "Put that right, and give the same command again."
+            return _fail(f"{place} cannot be read or written ({error.strerror}). {advice}", FAILED)
         advice = "" if "--debug" in given else " Add --debug to see where."
         said = f": {error}" if str(error) else ""
         return _fail(f"Unexpected {type(error).__name__}{said.rstrip('.')}.{advice}", FAILED)

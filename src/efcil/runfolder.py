@@ -31,7 +31,16 @@ from efcil.engine import checkpoint
 from efcil.environment import environment
 from efcil.errors import EfcilError, RunFolderError
 from efcil.evaluation.metrics import results
-from efcil.files import write_atomically
+from efcil.files import (
+    is_regular,
+    make_folder,
+    open_regular,
+    read_regular,
+    refuse_foreign_file,
+    refuse_foreign_folder,
+    write_atomically,
+    write_own,
+)
 from efcil.resolution import identity, label, load_config, scenario_name, to_yaml
 from efcil.resolution.config import RESOLVED_KEY
 from efcil.resolution.identity import differences
@@ -83,8 +92,16 @@ class RunFolder:
     def write_settings(self, settings: Settings) -> None:
         """Record the settings; refuse a folder that holds another run, and say what differs."""
         wanted = identity(settings)
+        self.refuse_foreign()
         self._refuse_other(wanted)
-        write_atomically(self.settings_file, to_yaml(settings, resolved=wanted))
+        write_own(self.settings_file, to_yaml(settings, resolved=wanted))
+
+    def refuse_foreign(self) -> None:
+        """Refuse links, pipes and devices in the places of our files and folders, before time is spent on training."""
+        for file in (self.settings_file, self.metrics_file, self.accuracy_file, self.summary_file, self.log_file):
+            refuse_foreign_file(file)
+        for folder in (self.model, self.path / "partial"):
+            refuse_foreign_folder(folder)
 
     def _refuse_other(self, wanted: Mapping[str, Any]) -> None:
         stored = self.read_identity()
@@ -102,9 +119,9 @@ class RunFolder:
         if not self.settings_file.exists():
             return None
         try:
-            content = safe_yaml.read(self.settings_file)
+            content = safe_yaml.parse(read_regular(self.settings_file, safe_yaml.MOST_BYTES).decode())
             stored = content[RESOLVED_KEY]
-        except (OSError, safe_yaml.YamlError, KeyError, TypeError):
+        except (OSError, ValueError, safe_yaml.YamlError, KeyError, TypeError):
             raise _damaged(self.settings_file) from None
         if not isinstance(stored, dict):
             raise _damaged(self.settings_file)
@@ -115,19 +132,21 @@ class RunFolder:
 
         What they say beyond today's preset made a difference: a value that was recorded and never used is left out.
         """
+        refuse_foreign_file(self.settings_file)
         (settings,) = load_config(self.settings_file)
         return without_unused(settings)
 
     def remove_leftovers(self) -> None:
         """Remove the files that a killed process was about to put into place; nobody else may be writing."""
         for leftover in self.path.glob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
+            if is_regular(leftover):
+                leftover.unlink(missing_ok=True)
 
     def append_metrics(self, values: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl, after removing the torn line that a crash may have left at its end."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         line = (json.dumps(_plain(values), allow_nan=False) + "\n").encode()
-        with open(self.metrics_file, "ab+") as file:
+        with open_regular(self.metrics_file, "ab+") as file:
             _drop_torn_line(file)
             file.write(line)  # one write of a whole line: a killed process leaves all of it or nothing
             file.flush()
@@ -145,7 +164,7 @@ class RunFolder:
         except (KeyError, TypeError):  # a line that is JSON but says nothing of its task
             raise _damaged(self.metrics_file) from None
         if self.metrics_file.exists():
-            write_atomically(self.metrics_file, "".join(line + "\n" for line in kept))
+            write_own(self.metrics_file, "".join(line + "\n" for line in kept))
 
     def metrics_digest(self) -> str:
         """Return the SHA-256 of metrics.jsonl as it is now."""
@@ -164,12 +183,12 @@ class RunFolder:
         for kind, matrix in ((AGNOSTIC, agnostic), (AWARE, aware)):
             for k, row in enumerate(np.asarray(matrix, dtype=float)):
                 writer.writerow([kind, k + 1, *("" if math.isnan(value) else repr(float(value)) for value in row)])
-        write_atomically(self.accuracy_file, text.getvalue())
+        write_own(self.accuracy_file, text.getvalue())
 
     def read_accuracy(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
         """Return both accuracy matrices and the classes per task, as given to `write_accuracy`."""
         try:
-            with open(self.accuracy_file, newline="", encoding="utf-8") as file:
+            with open_regular(self.accuracy_file, "r", newline="", encoding="utf-8") as file:
                 _, *rows = csv.reader(file)
             sizes = [int(value) for kind, _, *values in rows if kind == SIZES for value in values]
             agnostic, aware = (
@@ -195,15 +214,15 @@ class RunFolder:
         files = {file.name: _file_digest(file) for file in (self.accuracy_file, self.metrics_file)}
         content = _plain({**summary, "files": files})
         content["checksum"] = _checksum(content)
-        write_atomically(self.summary_file, json.dumps(content, indent=2, allow_nan=False) + "\n")
+        write_own(self.summary_file, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json; a file that is missing, damaged or edited is named in the error."""
         try:
-            summary = safe_json.read(self.summary_file)
+            summary = safe_json.parse(read_regular(self.summary_file, safe_json.MOST_BYTES).decode())
         except FileNotFoundError:
             raise RunFolderError(f"{self.summary_file} does not exist; the run has not finished.") from None
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             raise _damaged(self.summary_file) from None
         if not isinstance(summary, dict) or not all(_fits(name, summary.get(name, ...)) for name in REQUIRED):
             raise _damaged(self.summary_file)
@@ -233,7 +252,7 @@ class RunFolder:
     def _metric_lines(self) -> list[str]:
         if not self.metrics_file.exists():
             return []
-        *lines, _ = self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n")
+        *lines, _ = read_regular(self.metrics_file).decode(errors="replace").split("\n")
         for number, line in enumerate(lines, start=1):
             try:
                 if not isinstance(safe_json.parse(line), dict):
@@ -292,7 +311,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _file_digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes() if file.exists() else b"").hexdigest()
+    return hashlib.sha256(read_regular(file) if file.exists() else b"").hexdigest()
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import io
 from pathlib import Path
 
@@ -59,11 +60,15 @@ def test_a_log_is_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full to stand for a full disk")
-def test_a_log_that_cannot_be_written_is_told_once_and_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_written_is_told_once_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = functools.partial(open, "/dev/full", "a")
+    monkeypatch.setattr("efcil.engine.progress.open_regular", lambda *_, **__: full())
     stream = io.StringIO()
-    tell(Progress(3, Path("/dev/full"), stream=stream), epochs=3)
+    tell(Progress(3, tmp_path / "log.txt", stream=stream), epochs=3)
     assert len(stream.getvalue().splitlines()) == 5
-    assert capsys.readouterr().err == "/dev/full cannot be written (No space left on device).\n"
+    assert capsys.readouterr().err == f"{tmp_path / 'log.txt'} cannot be written (No space left on device).\n"
 
 
 def _fail_after_a_line(progress: Progress) -> None:
@@ -74,7 +79,9 @@ def _fail_after_a_line(progress: Progress) -> None:
 def test_the_error_of_a_run_is_not_hidden_by_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError), Progress(3, tmp_path, quiet=True) as progress:  # a folder is no file
         _fail_after_a_line(progress)
-    assert capsys.readouterr().err == f"{tmp_path} cannot be written (Is a directory).\n"
+    said = capsys.readouterr().err
+    assert said.startswith(f"{tmp_path} is a folder, where efcil keeps a file of its own.")
+    assert said.count("\n") == 1
 
 
 def test_a_log_holds_whatever_names_there_are(tmp_path: Path) -> None:

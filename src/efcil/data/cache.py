@@ -40,7 +40,8 @@ import numpy as np
 from efcil.data.checksum import digest, relative_name, sampled_digest
 from efcil.data.images import ImageSet
 from efcil.errors import DataError
-from efcil.safe_json import parse, read_text
+from efcil.files import ForeignFile, open_regular, read_regular
+from efcil.safe_json import MOST_BYTES, parse
 
 try:
     import fcntl
@@ -190,9 +191,9 @@ def _open_arrays(entry: Path, manifest: Mapping[str, Any]) -> Decoded:
 def _manifest(entry: Path) -> dict[str, Any]:
     file = entry / "manifest.json"
     try:
-        text = read_text(file)
+        text = read_regular(file, MOST_BYTES).decode()
         manifest = parse(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ForeignFile) as error:
         raise _Damaged(f"The cache manifest {file} cannot be read ({error}).") from error
     if not isinstance(manifest, dict):
         raise _Damaged(f"The cache manifest {file} is not a JSON object.")
@@ -341,7 +342,7 @@ def _locked(root: Path, name: str) -> Iterator[bool]:
     with _writing():
         _refuse_read_only(root)
         root.mkdir(parents=True, exist_ok=True)
-        stream = open(root / f".{name}.lock", "wb")  # noqa: SIM115 - closed below, where it also ends the lock
+        stream = open_regular(root / f".{name}.lock", "ab")  # closed below, where it also ends the lock
     with stream:
         alone = False
         if fcntl is not None:

@@ -31,13 +31,15 @@ from torch import Tensor
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.trainer import Position, Trainer
 from efcil.errors import TrainingError
-from efcil.files import write_atomically
+from efcil.files import is_regular, read_regular, refuse_foreign_file, refuse_foreign_folder, write_own
 
 FORMAT = 1
 #: Seconds after which the middle of a task is saved, however many steps there were.
 INTERVAL = 300.0
 #: Bytes of a description beyond which it is not read.
 LARGEST_DESCRIPTION = 1 << 28
+#: Checkpoints of this name lie in a folder that the user names, which may be a link. All other folders are our own.
+NAMED_BY_USERS = "model"
 LEARNER, OPTIMISER = "learner.", "optimiser."
 
 
@@ -90,10 +92,10 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any],
         "tensors": {"file": name, "bytes": len(content), "sha256": sha256},
     }
     described["checksum"] = _checksum(described)
+    _refuse_foreign(folder, stem)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / name, content)
-        write_atomically(folder / f"{stem}.json", (json.dumps(described, indent=1, allow_nan=False) + "\n").encode())
+        write_own(folder / name, content)
+        write_own(folder / f"{stem}.json", (json.dumps(described, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise CheckpointError(
             f"The checkpoint in {folder} cannot be written ({error.strerror or error}). The one before it is "
@@ -114,7 +116,11 @@ def taken(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def exists(folder: Path, stem: str = "state") -> bool:
     """Say whether `folder` holds a checkpoint, damaged or not."""
-    return (folder / f"{stem}.json").exists()
+    try:
+        (folder / f"{stem}.json").lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def owns(name: str, stem: str = "state") -> bool:
@@ -131,6 +137,7 @@ def orphans(folder: Path, stem: str = "state") -> list[Path]:
 
 def facts_of(folder: Path, stem: str = "state") -> dict[str, Any]:
     """Read the facts of a checkpoint, whatever has become of its tensors."""
+    _refuse_foreign(folder, stem)
     return _read_description(folder, stem).facts
 
 
@@ -139,7 +146,8 @@ def describe(folder: Path, stem: str = "state") -> Description:
     found = _read_description(folder, stem)
     # Asked before anybody opens it: what is not a file of that size would take memory, or never end.
     try:
-        intact = found.file.is_file() and found.file.stat().st_size == found.bytes
+        refuse_foreign_file(found.file)
+        intact = found.file.stat().st_size == found.bytes
     except OSError:
         intact = False
     if not intact:
@@ -152,12 +160,12 @@ def describe(folder: Path, stem: str = "state") -> Description:
 def _read_description(folder: Path, stem: str) -> Description:
     file = folder / f"{stem}.json"
     try:
-        if not file.is_file() or file.stat().st_size > LARGEST_DESCRIPTION:
-            raise OSError("it is missing, no file, or too large")
-        described = json.loads(file.read_text(encoding="utf-8"))
+        described = json.loads(read_regular(file, LARGEST_DESCRIPTION).decode())
     except PermissionError:
         raise Forbidden(file) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise Damaged(file, error.strerror or str(error)) from None
+    except (ValueError, RecursionError) as error:
         raise Damaged(file, str(error)) from None
     if not isinstance(described, dict) or not isinstance(described.get("format"), int):
         raise Damaged(file, "it is not a description of a checkpoint")
@@ -183,6 +191,7 @@ def _read_description(folder: Path, stem: str) -> Description:
 
 def read(folder: Path, stem: str = "state") -> Checkpoint:
     """Load a checkpoint; one that is not exactly what was written raises."""
+    _refuse_foreign(folder, stem)
     return read_described(describe(folder, stem))
 
 
@@ -190,7 +199,7 @@ def read_described(described: Description) -> Checkpoint:
     """Load the tensors of a checkpoint that has been described."""
     file = described.file
     try:
-        content = file.read_bytes()
+        content = read_regular(file)
     except OSError as error:
         raise Damaged(file, error.strerror or str(error)) from None
     if len(content) != described.bytes or hashlib.sha256(content).hexdigest() != described.sha256:
@@ -203,10 +212,14 @@ def read_described(described: Description) -> Checkpoint:
 
 def read_and_tidy(folder: Path, stem: str = "state") -> Checkpoint:
     """Load a checkpoint that nobody else is writing, and remove what a killed process left beside it."""
-    described = describe(folder, stem)
-    found = read_described(described)
-    _tidy(folder, stem, described.file.name)
+    found = read(folder, stem)
+    tidy(folder, stem)
     return found
+
+
+def tidy(folder: Path, stem: str = "state") -> None:
+    """Remove what a killed process left beside a checkpoint that nobody else is writing."""
+    _tidy(folder, stem, describe(folder, stem).file.name)
 
 
 def remove(folder: Path, stem: str = "state") -> None:
@@ -214,6 +227,7 @@ def remove(folder: Path, stem: str = "state") -> None:
 
     Its description goes first, so that no half of it is ever taken for one.
     """
+    _refuse_foreign(folder, stem)
     (folder / f"{stem}.json").unlink(missing_ok=True)
     _tidy(folder, stem)
     with contextlib.suppress(OSError):
@@ -262,6 +276,7 @@ class TaskKeeper:
         steps: int | None = None,
         seconds: float = INTERVAL,
     ) -> None:
+        refuse_foreign_folder(folder)
         self.folder = folder
         self.facts = facts
         self.stop = stop
@@ -295,8 +310,14 @@ def _tidy(folder: Path, stem: str, keep: str = "") -> None:
     """Remove the tensor files of other checkpoints; files that only resemble them, such as shards, are not ours."""
     old = [file for file in folder.glob(f"{stem}-*.safetensors") if _is_tensor_file(file.name, stem)]
     for leftover in [*old, *folder.glob(f".{stem}*.tmp")]:
-        if leftover.name != keep:
+        if leftover.name != keep and is_regular(leftover):
             leftover.unlink(missing_ok=True)
+
+
+def _refuse_foreign(folder: Path, stem: str) -> None:
+    """Refuse a folder of our own that is a link: what lies behind it belongs to somebody else."""
+    if stem != NAMED_BY_USERS:
+        refuse_foreign_folder(folder)
 
 
 def _is_tensor_file(name: str, stem: str) -> bool:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from efcil.engine.trainer import EpochReport
+from efcil.files import ForeignFile, open_regular
 from efcil.output import lines
 
 LINES_PER_TASK = 10
@@ -83,13 +84,18 @@ class Progress:
         if self._log is None:
             return
         try:
-            with open(self._log, "a", encoding="utf-8", errors="backslashreplace") as file:
+            with open_regular(self._log, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text + "\n")
+        except ForeignFile as error:
+            self._lose_log(str(error))
         except OSError as error:
-            if not self._log_is_lost:
-                self._log_is_lost = True
-                with suppress(OSError):
-                    print(f"{self._log} cannot be written ({error.strerror or error}).", file=sys.stderr, flush=True)
+            self._lose_log(f"{self._log} cannot be written ({error.strerror or error}).")
+
+    def _lose_log(self, sentence: str) -> None:
+        if not self._log_is_lost:
+            self._log_is_lost = True
+            with suppress(OSError):
+                print(sentence, file=sys.stderr, flush=True)
 
     def begin_task(self, task: int, epochs: int, done: int = 0, later_epochs: int = 0) -> None:
         """Announce task `task` (from 0), of whose `epochs` `done` are over; `later_epochs` follow in later tasks."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from efcil import methods
 from efcil.engine import checkpoint
+from efcil.files import is_lock
 from efcil.methods.base import Method
 from efcil.model import folder as model_folder
 from efcil.model import purposes
@@ -27,7 +28,6 @@ from efcil.settings import STAGES, Recipe, options
 
 #: Characters beyond which a text or number is no name, version, date or setting. No folder's name is longer.
 LONGEST = 255
-_LONGEST_LOCK = 32
 #: Fields that may be made of parts, whose length is that of all parts together.
 _MADE_OF_PARTS = re.compile(r"\.(label|overrides\..*)")
 #: Numbers from which on a row may hold an image, the share of them that must be pixels, and how many different ones.
@@ -82,17 +82,8 @@ def _other_files(folder: Path, own: set[str]) -> Iterator[str]:
         links = [name for name in folders if (Path(place) / name).is_symlink()]  # not walked into
         for path in (Path(place) / name for name in (*names, *links)):
             relative = path.relative_to(folder).as_posix()
-            if relative not in own and not (relative == ".lock" and _is_lock(path)):
+            if relative not in own and not (relative == ".lock" and is_lock(path)):
                 yield relative
-
-
-def _is_lock(path: Path) -> bool:
-    """Say whether a file holds no more than the number of a process."""
-    try:
-        small = path.is_file() and not path.is_symlink() and path.stat().st_size <= _LONGEST_LOCK
-        return small and path.read_text("ascii").strip().isdecimal()
-    except (OSError, ValueError):
-        return False
 
 
 def _of_description(file: Path, card: Card) -> Iterator[str]:

@@ -80,6 +80,11 @@ def _opened(
         if model is not None and model.card.visits != found.card.visits:
             raise ModelError(f"{folder} holds another model, or another state of this one. Choose another folder.")
         model = found
+        checkpoint.tidy(folder, model_folder.STEM)
+        finished = begun is not None and begun.visits == model.card.visits[:-1]
+        if finished or (begun is None and not discard):
+            # A process that finished its task was killed before it could do this, or all of it.
+            checkpoint.remove(folder / model_folder.PARTIAL)
     elif model is None:
         settings = wanted(TrainingSettings(classifier="auto") if begun is None else begun.settings)
         natural = pictures.natural_size() if begun is None else begun.image_size
