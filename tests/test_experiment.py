@@ -27,7 +27,7 @@ from efcil.cli import main
 from efcil.commands.run import plan
 from efcil.data.images import Dataset, ImageSet
 from efcil.data.sources import SourceOptions, load_dataset
-from efcil.engine import aside, checkpoint, lifecycle
+from efcil.engine import background, checkpoint, lifecycle
 from efcil.engine.checkpoint import CheckpointError
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.interrupt import Interrupted, StopRequest
@@ -225,7 +225,7 @@ def test_a_state_that_cannot_be_written_ends_the_run(
     few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     if at_once:
-        monkeypatch.setattr(aside, "Thread", Inline)
+        monkeypatch.setattr(background, "Thread", Inline)
     write = checkpoint.write
 
     def full(folder: Path, *arguments: Any) -> None:

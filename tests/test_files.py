@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from efcil.experiment.first_tasks import FirstTaskRecord, FirstTaskStore
 
 from efcil import files
 from efcil.data.images import Dataset
@@ -25,6 +24,7 @@ from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
 from efcil.errors import EfcilError, RunFolderError
 from efcil.experiment import run_one
+from efcil.experiment.shared_tasks import SharedTask, SharedTaskStore
 from efcil.files import ForeignFile, is_lock, locked, make_folder, open_regular, read_regular, write_own
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
@@ -195,14 +195,14 @@ def test_leftovers_that_are_no_files_stay(tmp_path: Path) -> None:
 
 
 def test_first_tasks_behind_a_link_are_neither_read_nor_written(tmp_path: Path) -> None:
-    store = FirstTaskStore(tmp_path)
-    record = FirstTaskRecord(dict(TENSORS), [], 1.0, [])
-    store.save("other", record, {}, 50.0)
+    store = SharedTaskStore(tmp_path)
+    record = SharedTask(dict(TENSORS), [], 1.0, [])
+    store.save("other", record, {})
     store.place("key").symlink_to(store.place("other"))
     with pytest.raises(ForeignFile, match="key is a symbolic link"):
-        store.load("key")
+        store.load("key", {})
     with pytest.raises(ForeignFile, match="key is a symbolic link"):
-        store.save("key", record, {}, 50.0)
+        store.save("key", record, {})
 
 
 # -- runs and models -------------------------------------------------------------------------------------------------

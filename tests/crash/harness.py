@@ -37,7 +37,7 @@ FAULTS = (KILL, HALF, ERROR, FULL)
 #: Fields that differ between two runs that are the same: when, how long, and checksums over these.
 MASKED = {
     "seconds", "finished", "command", "commit", "commits", "earlier_commits", "uncommitted_changes", "checksum",
-    "learned", "date", "created",
+    "learned", "date", "created", "metrics", "files",
 }  # fmt: skip
 #: Files that tell of attempts, of which there may be two.
 IGNORED = {"log.txt"}

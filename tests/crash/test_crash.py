@@ -39,7 +39,7 @@ def test_what_is_left_of_a_finished_task_is_removed() -> None:
     calls = r"unlink model-|unlink partial/state\.json|rmdir partial"
     code, said = harness("--case", "learn more", "--fault", "kill", "--call", calls, "--jobs", "1")
     assert code == 0, said
-    assert "3 points in" in said, said
+    assert int(re.search(r"(\d+) points in", said)[1]) >= 3, said
 
 
 def test_the_harness_notices_what_it_is_for(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import efcil
 from efcil.core import classifiers
 from efcil.data.images import Dataset
 from efcil.engine import checkpoint, hardware
-from efcil.engine.aside import Aside
+from efcil.engine.background import Background
 from efcil.engine.checkpoint import CheckpointError
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.interrupt import Interrupted, StopRequest
@@ -116,7 +116,7 @@ class Run:
         self.stop = stop
         self.checkpoint_steps = checkpoint_steps
         self.clock = hardware.Clock(plan.execution.device)
-        self.saving = Aside()
+        self.saving = Background()
 
     def execute(self) -> None:
         """Train the tasks that are left, then write the summary."""

@@ -21,11 +21,11 @@ from efcil.engine.progress import Progress
 from efcil.engine.trainer import Position
 from efcil.errors import EfcilError, some
 from efcil.methods.base import Task
+from efcil.model.blending import learn_more
 from efcil.model.card import Card, LearnedClass, ModelError, Visit, encode_label, made_with, now, read_card
 from efcil.model.folder import PARTIAL, STEM
 from efcil.model.images import InputError, folder_label, sorted_classes
 from efcil.model.in_memory import Model
-from efcil.model.more import learn_more
 from efcil.network.resnet import backbone_bytes
 
 

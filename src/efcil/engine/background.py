@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import Thread
 
 
-class Aside:
+class Background:
     """Does one piece of work at a time in a thread. What it raised is raised where it is waited for."""
 
     def __init__(self) -> None:
@@ -16,7 +16,7 @@ class Aside:
     def start(self, work: Callable[[], None]) -> None:
         """Wait for the piece before, then begin with `work`."""
         self.wait()
-        self._thread = Thread(target=self._do, args=(work,), name="efcil-aside")
+        self._thread = Thread(target=self._do, args=(work,), name="efcil-background")
         self._thread.start()
 
     def check(self) -> None:
