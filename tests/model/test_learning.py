@@ -18,7 +18,7 @@ from efcil.core import gaussians
 from efcil.data.sources.listing import images_below
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
-from efcil.model import Model, ModelError, more
+from efcil.model import Model, ModelError, blending
 from efcil.model.images import class_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -350,7 +350,7 @@ def test_known_classes_are_refused_unless_more_is_said(
     assert [each.images for each in Model.load(model, "cpu").card.classes] == [48, 48, 48]
 
 
-@pytest.mark.parametrize(("module", "name"), [(gaussians, "collect"), (more, "fit_to_gaussians")])
+@pytest.mark.parametrize(("module", "name"), [(gaussians, "collect"), (blending, "fit_to_gaussians")])
 @pytest.mark.parametrize("requests", [1, 2])
 def test_more_images_that_are_interrupted_change_nothing(
     module: Any,

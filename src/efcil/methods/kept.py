@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 UNEXAMINED = (
     "Not examined: what it is for is what the method's author says. `efcil audit` compares rows that could be an image "
-    "or a patch with the training images."
+    "with the training images."
 )
 
 
