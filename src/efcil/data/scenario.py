@@ -71,10 +71,6 @@ class Scenario:
         """How many classes each task has."""
         return tuple(len(task) for task in self.tasks)
 
-    def original_classes(self, task: int) -> tuple[int, ...]:
-        """Return the classes of a task as the dataset numbers them, in the order of their positions."""
-        return tuple(self.order[position] for position in self.tasks[task])
-
     def relabel(self, labels: np.ndarray) -> np.ndarray:
         """Return the position (int64) of every original label."""
         labels = np.asarray(labels)
