@@ -384,6 +384,9 @@ def test_a_task_that_was_under_way_with_another_version_of_an_own_method_begins_
             assert told in said
             assert ("The first 1 tasks were learned with another version of mine." in said) == (output == "edited")
             assert same(ended, whole) == (output == "edited")
+            versions = {ways[0]["method"] for ways in ended.read_summary()["made_with"]}
+            assert len(versions) == (2 if output == "edited" else 1)
+            assert bool(table([ended]).rows[0].notes) == (output == "edited")
     finally:
         monkeypatch.undo()
         for known in (methods.available, source_digest):

@@ -19,6 +19,7 @@ from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.trainer import Trainer
 from efcil.errors import EfcilError, RunFolderError
 from efcil.experiment import run_one
+from efcil.experiment.run import Run
 from efcil.experiment.shared_tasks import FOLDER
 from efcil.model import Model
 from efcil.model import folder as model_files
@@ -42,15 +43,15 @@ def few() -> Dataset:
     return dataclasses.replace(digits, train=ImageSet(digits.train.images[::8], digits.train.labels[::8]))
 
 
-def stopped(settings: Settings, output: Path, data: Dataset, steps: int) -> RunFolder:
-    """Return the folder of a run that was stopped after some steps of its second task."""
+def stopped(settings: Settings, output: Path, data: Dataset, steps: int, task: int = 1) -> RunFolder:
+    """Return the folder of a run that was stopped after some steps of its second task, or of another one."""
     stop, taken = StopRequest(), 0
     compute = Trainer._compute
 
     def counted(trainer: Trainer, *arguments: Any) -> None:
         nonlocal taken
         compute(trainer, *arguments)
-        taken += trainer.task.index == 1
+        taken += trainer.task.index == task
         stop.requested = taken >= steps
 
     with pytest.MonkeyPatch.context() as patch:
@@ -142,6 +143,40 @@ def test_a_run_says_which_tasks_were_computed_otherwise(few: Dataset, tmp_path: 
     assert f"threads {threads}; tasks 2 to 3: " in note
 
 
+def test_joint_training_says_which_tasks_were_computed_otherwise(few: Dataset, tmp_path: Path, threads: int) -> None:
+    """Its card has one visit: every training begins anew, and replaces the one before."""
+    settings = dataclasses.replace(BASE, method="joint", overrides={"when": "every"}, batch_size=16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("efcil.experiment.run.Run._stop_if_asked", _stop_after_the_first_task)
+        with pytest.raises(Interrupted):
+            run_one(settings, tmp_path, few, quiet=True)
+    torch.set_num_threads(threads + 1)
+    run = RunFolder(run_one(settings, tmp_path, few, quiet=True))
+    made_with = run.read_summary()["made_with"]
+    assert [[way["threads"] for way in task] for task in made_with] == [[threads], [threads + 1], [threads + 1]]
+    (row,) = table([run]).rows
+    assert any("was computed in more than one way (tasks 1: " in note for note in row.notes)
+
+
+def _stop_after_the_first_task(run: Run) -> None:
+    if run.state.completed:
+        run.saving.wait()
+        raise run.interrupted("Stopped.")
+
+
+def test_joint_training_resumes_the_task_it_says(few: Dataset, tmp_path: Path) -> None:
+    settings = dataclasses.replace(BASE, method="joint", batch_size=16)
+    stop = StopRequest()
+    stop.requested = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("efcil.experiment.run.Run._stop_if_asked", lambda run: None)
+        with pytest.raises(Interrupted):
+            run_one(settings, tmp_path, few, quiet=True, stop=stop)
+    run = RunFolder(run_one(settings, str(tmp_path), few, quiet=True))  # type: ignore[arg-type]
+    assert "resuming task 3 in epoch 1" in run.log_file.read_text(), "the only training is for the third task"
+    assert [len(ways) for ways in run.read_summary()["made_with"]] == [0, 0, 1]
+
+
 def test_another_version_is_said(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stopped(BASE, tmp_path, few, 1)
     monkeypatch.setattr("efcil.__version__", "99.1")
@@ -208,3 +243,72 @@ def test_a_resumed_run_notices_lost_lines(few: Dataset, tmp_path: Path) -> None:
     assert run.read_summary()["metrics_lost"] is True
     (row,) = table([run]).rows
     assert any("has lost lines of metrics.jsonl" in note for note in row.notes)
+
+
+def test_lost_lines_are_not_forgotten_when_the_run_is_stopped_again(few: Dataset, tmp_path: Path) -> None:
+    run = stopped(BASE, tmp_path, few, 1)
+    lines = run.metrics_file.read_text().splitlines(keepends=True)
+    run.metrics_file.write_text("".join(lines[1:]))
+    stopped(BASE, tmp_path, few, 1, task=2)
+    run_one(BASE, tmp_path, few, quiet=True)
+    assert run.read_summary()["metrics_lost"] is True
+
+
+def test_a_damaged_line_does_not_end_a_run_that_has_trained_all_its_tasks(few: Dataset, tmp_path: Path) -> None:
+    run = stopped(BASE, tmp_path, few, 1)
+    lines = run.metrics_file.read_text().splitlines(keepends=True)
+    run.metrics_file.write_text("{not JSON\n" + "".join(lines[1:]))
+    run_one(BASE, tmp_path, few, quiet=True)
+    assert "has lost or changed lines of the first 1 tasks" in run.log_file.read_text()
+    assert run.read_summary()["metrics_lost"] is True
+    assert [line["task"] for line in run.read_metrics() if line["kind"] == "task"] == [1, 2, 3]
+
+
+def test_changed_lines_of_other_classifiers_are_not_believed(few: Dataset, tmp_path: Path) -> None:
+    """They stand in metrics.jsonl alone, so there is nothing that they could be held against."""
+    settings = dataclasses.replace(BASE, classifier="all")
+    run = stopped(settings, tmp_path, few, 1)
+    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    for line in lines:
+        line.update({"classifiers": dict.fromkeys(line["classifiers"], 99.0)} if "classifiers" in line else {})
+    run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_one(settings, tmp_path, few, quiet=True)
+    found = run.read_summary()["classifiers"]
+    assert found
+    assert all(values["A_inc"] is None and values["A_step"] is not None for values in found.values())
+
+
+def test_a_run_that_has_lost_its_state_says_that_it_starts_over(few: Dataset, tmp_path: Path) -> None:
+    run = stopped(BASE, tmp_path, few, 1)
+    (run.model / "model.json").unlink()
+    run_one(BASE, tmp_path, few, quiet=True)
+    assert f"{run.model} has lost model.json" in run.log_file.read_text()
+
+
+def test_missing_matrices_of_a_finished_run_are_named(finished: RunFolder, tmp_path: Path) -> None:
+    run = copied(finished, tmp_path)
+    run.accuracy_file.unlink()
+    (problem,) = table([run]).problems
+    assert "accuracy.csv is damaged (it is missing)" in problem.reason
+
+
+# -- written by an earlier version -----------------------------------------------------------------------------------
+
+
+def test_the_middle_of_an_earlier_version_is_named_as_such(few: Dataset, tmp_path: Path) -> None:
+    run = stopped(BASE, tmp_path, few, 1)
+    saved = checkpoint.read(run.partial)
+    facts = {name: value for name, value in saved.facts.items() if name != "identity"}
+    checkpoint.write(run.partial, saved.tensors, facts)
+    run_one(BASE, tmp_path, few, quiet=True)
+    said = "(it has no 'identity', so another version of efcil wrote it); the task starts over"
+    assert said in run.log_file.read_text()
+
+
+def test_the_version_of_a_model_of_format_1_is_said(finished: RunFolder, tmp_path: Path) -> None:
+    saved = checkpoint.read(finished.model, model_files.STEM)
+    visits = [{name: value for name, value in v.items() if name != "made_with"} for v in saved.facts["visits"]]
+    facts = saved.facts | {"format": 1, "efcil": "0.0.7", "visits": visits, "experiment": None, "continues": None}
+    checkpoint.write(tmp_path, saved.tensors, facts, model_files.STEM)
+    with pytest.warns(UserWarning, match=r"was last taught with efcil 0\.0\.7 \(this is "):
+        Model.load(tmp_path, "cpu")

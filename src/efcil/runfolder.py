@@ -20,6 +20,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,14 +158,19 @@ class RunFolder:
         return [json.loads(line) for line in self._metric_lines()]
 
     def truncate_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep only the lines for which `keep` is true, so that a resumed run repeats none of them."""
-        lines = self._metric_lines()
-        try:
-            kept = [line for line in lines if keep(json.loads(line))]
-        except (KeyError, TypeError):  # a line that is JSON but says nothing of its task
-            raise _damaged(self.metrics_file) from None
-        if self.metrics_file.exists():
-            write_own(self.metrics_file, "".join(line + "\n" for line in kept))
+        """Keep only the lines for which `keep` is true, so that a resumed run repeats none of them.
+
+        Damaged lines are removed too: `metrics_digest` shows whether what is left is what was written.
+        """
+        if not self.metrics_file.exists():
+            return
+        kept = []
+        for line in self._lines():
+            # Not JSON, or it says nothing of its task.
+            with suppress(ValueError, KeyError, TypeError):
+                if keep(safe_json.parse(line)):
+                    kept.append(line)
+        write_own(self.metrics_file, "".join(line + "\n" for line in kept))
 
     def metrics_digest(self) -> str:
         """Return the SHA-256 of metrics.jsonl as it is now."""
@@ -235,6 +241,8 @@ class RunFolder:
     def verified_summary(self) -> dict[str, Any]:
         """Return summary.json once its results are found again in the accuracy matrices, and no file was changed."""
         summary = self.read_summary()
+        if not self.accuracy_file.exists():
+            raise _damaged(self.accuracy_file, "it is missing")
         agnostic, aware, sizes = self.read_accuracy()
         try:
             found = _plain(results(agnostic, sizes, aware))
@@ -252,7 +260,7 @@ class RunFolder:
     def _metric_lines(self) -> list[str]:
         if not self.metrics_file.exists():
             return []
-        *lines, _ = read_regular(self.metrics_file).decode(errors="replace").split("\n")
+        lines = self._lines()
         for number, line in enumerate(lines, start=1):
             try:
                 if not isinstance(safe_json.parse(line), dict):
@@ -261,6 +269,11 @@ class RunFolder:
                 raise RunFolderError(
                     f"{self.metrics_file} is damaged in line {number}. Remove the line, or the folder to run again."
                 ) from None
+        return lines
+
+    def _lines(self) -> list[str]:
+        """Return the whole lines of metrics.jsonl, whatever they say."""
+        *lines, _ = read_regular(self.metrics_file).decode(errors="replace").split("\n")
         return lines
 
 

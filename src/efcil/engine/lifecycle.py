@@ -86,6 +86,8 @@ class Journal:
     resumed: Callable[[Mapping[str, Any]], None]
     stopped: Callable[[Position], Interrupted]
     say: Callable[[str], None]
+    #: Number of the task as people count: joint training learns all of them as one.
+    task: int
     steps: int | None = None
     resumable: bool = True
 
@@ -113,13 +115,14 @@ class Journal:
         except (CheckpointError, KeyError, TypeError) as error:
             self.say(f"The checkpoint in {self.folder} cannot be resumed ({reason(error)}); the task starts over.")
             return None
-        task = trainer.task.index + 1
-        self.say(f"resuming task {task} in epoch {position.epoch + 1}, after step {position.step}")
+        self.say(f"resuming task {self.task} in epoch {position.epoch + 1}, after step {position.step}")
         return position
 
 
 def reason(error: Exception) -> str:
     """Return what is wrong with a checkpoint, without advice that is meant for others."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}, so another version of efcil wrote it"
     return f"{error.file.name}: {error.reason}" if isinstance(error, Damaged) else str(error).rstrip(".")
 
 

@@ -98,6 +98,11 @@ class Plan:
         """Versions, device, precision and threads that decide the bits of the result."""
         return made_with(self.execution, self.settings.deterministic)
 
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What a task is learned with: how it is computed, and which file of a method that is the user's own."""
+        return self.made_with | ({} if self.own_method is None else {"method": self.own_method[:16]})
+
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     @property

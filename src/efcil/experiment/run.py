@@ -34,6 +34,7 @@ from efcil.experiment.shared_tasks import SharedTask
 from efcil.experiment.state import RunState
 from efcil.experiment.summary import summarise_run, told_if_finished
 from efcil.files import locked, refuse_unwritable
+from efcil.model.card import changed_computing
 from efcil.output import lines
 from efcil.report import matrix_text
 from efcil.runfolder import locate
@@ -56,6 +57,7 @@ def run_one(
     is saved every five minutes, and after every `checkpoint_steps` steps where that is given; it changes no result.
     `fingerprint` is that of the dataset where the caller knows it already.
     """
+    output = Path(output)
     folder = locate(output, settings)
     if (finished := told_if_finished(folder, settings)) is not None:
         if not quiet:
@@ -208,7 +210,7 @@ class _TaskUnderWay:
         self.index = index
         #: The lines of the epochs so far, and every way of computing that had a part in them.
         self.epochs: list[dict[str, Any]] = []
-        self.made_with = [run.plan.made_with]
+        self.made_with = [run.plan.provenance]
         self.waiting = False
 
     # -- epochs --------------------------------------------------------------------------------------------------
@@ -254,6 +256,7 @@ class _TaskUnderWay:
             resumed=self._resumed,
             stopped=stopped,
             say=run.progress.say,
+            task=self.index + 1,
             steps=run.checkpoint_steps,
             resumable=resumable,
         )
@@ -276,14 +279,14 @@ class _TaskUnderWay:
     def _accepts(self, facts: Mapping[str, Any]) -> bool:
         """Say whether a saved checkpoint is of this task of this run, computed in this way."""
         plan, say = self.run.plan, self.run.progress.say
-        if facts["task"] < self.index:
+        ours = facts["identity"] == plan.identity and facts["data"] == plan.data
+        if ours and facts["task"] < self.index:
             return False  # that task was finished, and the process killed just before it could remove this
         again = f"task {self.index + 1} starts over."
-        here = {"identity": plan.identity, "data": plan.data, "continues": plan.folder.model_digest()}
-        if facts["task"] != self.index or any(facts[name] != value for name, value in here.items()):
+        if not ours or facts["task"] != self.index or facts["continues"] != plan.folder.model_digest():
             say(f"The checkpoint in {plan.folder.partial} is of {self._origin(facts)}; {again}")
             return False
-        if changed := state.changed_computing(facts["made_with"], plan.made_with):
+        if changed := changed_computing(facts["made_with"], plan.made_with):
             say(f"Task {self.index + 1} was under way with {changed}; {again}")
             return False
         if facts["own_method"] != plan.own_method:

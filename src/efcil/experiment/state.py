@@ -11,12 +11,11 @@ import numpy as np
 from efcil.engine import checkpoint, hardware
 from efcil.engine.checkpoint import CheckpointError
 from efcil.environment import code
-from efcil.errors import RunFolderError
 from efcil.experiment.plan import Plan
 from efcil.files import refuse_full
 from efcil.methods.base import Method, Task
 from efcil.model import folder as model_folder
-from efcil.model.card import Card, LearnedClass, Visit, now, training_settings
+from efcil.model.card import Card, LearnedClass, Visit, changed_computing, now, training_settings
 from efcil.resolution.identity import differences
 from efcil.settings.options import show
 
@@ -36,8 +35,10 @@ class RunState:
     first_task: str | None = None
     #: The code that had a part in what is there so far, in the order in which it had.
     commits: list[str] = field(default_factory=list)
-    #: Whether lines of metrics.jsonl were lost or changed while the run was interrupted.
-    metrics_lost: bool = False
+    #: How every task was computed, one list of ways per task; empty where a task is not measured.
+    made_with: list[list[dict[str, Any]]] = field(default_factory=list)
+    #: Of how many tasks metrics.jsonl may have lost lines, or have others than were written.
+    metrics_lost: int = 0
 
     @classmethod
     def start(cls, plan: Plan) -> RunState:
@@ -49,7 +50,7 @@ class RunState:
             normalisation=plan.normalisation,
         )
         matrix = np.full((plan.tasks, plan.tasks), np.nan)
-        state = cls(card, matrix, matrix.copy())
+        state = cls(card, matrix, matrix.copy(), made_with=[[] for _ in range(plan.tasks)])
         state.had_a_part([code()])
         return state
 
@@ -59,6 +60,7 @@ class RunState:
 
     def learned(self, plan: Plan, task: Task, made_with: list[dict[str, Any]]) -> None:
         """Add the classes of a task to the card, or replace them all where training began from scratch."""
+        self.made_with[self.completed - 1] = made_with
         counts = np.bincount(plan.labels, minlength=plan.scenario.number_of_classes)
         places = range(task.first_class, task.seen)
         names, date = plan.dataset.class_names, now()
@@ -104,7 +106,8 @@ def _facts(plan: Plan, state: RunState, clock: hardware.Clock) -> dict[str, Any]
         "first_task": state.first_task,
         "seconds": clock.report(),
         "commits": state.commits,
-        "metrics": plan.folder.metrics_digest(),
+        "made_with": state.made_with,
+        "metrics": None if state.metrics_lost else plan.folder.metrics_digest(),
     }
 
 
@@ -118,6 +121,10 @@ def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
             f"version, or remove {folder.path} to start again."
         )
     if not model_folder.exists(folder.model):
+        if folder.accuracy_file.exists():  # written after the state of a task
+            say(
+                f"{folder.model} has lost {model_folder.STEM}.json, the state after the last task; the run starts over."
+            )
         folder.truncate_metrics(lambda line: line["task"] <= 0)
         return state
     card, tensors = model_folder.read_raw(folder.model)
@@ -130,25 +137,18 @@ def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
     state.agnostic = np.array(facts["agnostic"], dtype=float)
     state.aware = np.array(facts["aware"], dtype=float)
     state.first_task = facts["first_task"]
+    state.made_with = [list(ways) for ways in facts["made_with"]]
     state.had_a_part(facts["commits"])
     clock.load(facts["seconds"])
-    for sentence in _changes(plan, card, facts):
+    for sentence in _changes(plan, facts):
         say(sentence)
     state.method = plan.blueprint.load(tensors)
     folder.write_accuracy(state.agnostic, state.aware, plan.scenario.task_sizes)
-    state.metrics_lost = not _truncated(plan, state.completed, facts["metrics"])
-    if state.metrics_lost:
+    folder.truncate_metrics(lambda line: line["task"] <= state.completed)
+    if folder.metrics_digest() != facts["metrics"]:
+        state.metrics_lost = state.completed
         say(f"{folder.metrics_file} has lost or changed lines of the first {state.completed} tasks since they ended.")
     return state
-
-
-def _truncated(plan: Plan, completed: int, digest: str) -> bool:
-    """Remove the lines of later tasks from metrics.jsonl; say whether the rest is what was written."""
-    try:
-        plan.folder.truncate_metrics(lambda line: line["task"] <= completed)
-    except RunFolderError:  # a damaged line: training does not depend on it, results do
-        return False
-    return plan.folder.metrics_digest() == digest
 
 
 def _refuse_other(plan: Plan, facts: Any) -> None:
@@ -171,11 +171,12 @@ def _foreign(plan: Plan, reason: str) -> str:
     )
 
 
-def _changes(plan: Plan, card: Card, facts: Any) -> Iterable[str]:
+def _changes(plan: Plan, facts: Any) -> Iterable[str]:
     """Yield what has changed since the tasks so far were learned, and may change the bits of the result."""
     if facts["own_method"] != plan.own_method:
         yield f"The first {facts['completed']} tasks were learned with another version of {plan.settings.method}."
-    before = card.visits[-1].made_with[-1] if card.visits and card.visits[-1].made_with else {}
+    last: dict[str, Any] = next((ways[-1] for ways in reversed(facts["made_with"]) if ways), {})
+    before = {name: value for name, value in last.items() if name != "method"}  # of which it was said above
     if listed := changed_computing(before, plan.made_with):
         yield f"The first {facts['completed']} tasks were computed in another way: {listed}."
 
@@ -184,12 +185,6 @@ def named_differences(there: Any, here: Any) -> str:
     """Return in words how the identities of two runs differ; nothing where they do not."""
     changed = differences(there, here).items()
     return "; ".join(f"{name} is {show(old)} there and {show(new)} here" for name, (old, new) in changed)
-
-
-def changed_computing(before: Any, now: Any) -> str:
-    """Return in words how two ways of computing differ; nothing where they do not."""
-    names = [name for name in {**before, **now} if before and before.get(name) != now.get(name)]
-    return ", ".join(f"{name} {before.get(name, 'none')} (now {now.get(name, 'none')})" for name in names)
 
 
 def _refuse_full(plan: Plan, state: RunState) -> None:

@@ -77,7 +77,7 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
         "scenario": scenario.name,
         "seed": settings.seed,
         **results(state.agnostic, scenario.task_sizes, state.aware),
-        **_classifiers(plan),
+        **_classifiers(plan, state.metrics_lost),
         "class_seed": settings.effective_class_seed,
         "task_sizes": scenario.task_sizes,
         "class_order": scenario.order,
@@ -88,17 +88,21 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
         "parameters": sum(parameter.numel() for parameter in state.method.network.parameters()),
         "stored": _stored(state.method),
         "execution": hardware.describe(plan.execution, settings.deterministic) | hardware.threads(plan.execution),
-        "made_with": [list(visit.made_with) for visit in state.card.visits],
-        "metrics_lost": state.metrics_lost,
+        "made_with": state.made_with,
+        "metrics_lost": state.metrics_lost > 0,
         "finished": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         **environment(),
         "earlier_commits": [commit for commit in state.commits if commit != code()],
     }
 
 
-def _classifiers(plan: Plan) -> dict[str, Any]:
-    """Return the results of the classifiers that were measured beside the method's own, if any were."""
-    rows = {line["task"]: line["classifiers"] for line in plan.folder.read_metrics() if "classifiers" in line}
+def _classifiers(plan: Plan, lost: int) -> dict[str, Any]:
+    """Return the results of the classifiers that were measured beside the method's own, if any were.
+
+    They are in metrics.jsonl alone: what it says of the first `lost` tasks may not be what was measured.
+    """
+    metrics = plan.folder.read_metrics()
+    rows = {line["task"]: line["classifiers"] for line in metrics if "classifiers" in line and line["task"] > lost}
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(name for row in rows.values() for name in row):
         # As with the method's own, what depends on a task that was not measured (null there) is not measured either.

@@ -11,9 +11,10 @@ import torch
 from efcil import methods, seeds
 from efcil.core import gaussians
 from efcil.core.heads import fit_to_gaussians
+from efcil.engine import checkpoint
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.methods.base import Method
-from efcil.model.card import ModelError, Visit, now
+from efcil.model.card import ModelError, Visit, made_with, now
 from efcil.model.in_memory import Model
 
 
@@ -25,6 +26,7 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], sto
     followed at any batch or epoch; the model is as it was then.
     """
     card, method = model.card, model.twin()
+    continues, way = checkpoint.digest(model.tensors()), made_with(model.execution, deterministic=False)
     if not method.about.learns_more or not method.memory.blends:
         able = [name for name, cls in methods.available().items() if cls.traits(cls.Settings()).learns_more]
         raise ModelError(
@@ -51,7 +53,9 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], sto
     model.card = replace(
         card,
         classes=tuple(replace(each, images=each.images + n) for each, n in zip(card.classes, fresh, strict=True)),
-        visits=(*card.visits, Visit("more", sum(n > 0 for n in fresh), len(labels), date)),
+        visits=(*card.visits, Visit("more", sum(n > 0 for n in fresh), len(labels), date, (way,))),
+        continues=continues,
+        experiment=None,
     )
 
 

@@ -33,10 +33,10 @@ FORMAT = 2
 #: Facts of an experiment that its model carries, so that an interrupted run can be resumed from it.
 EXPERIMENT = (
     "identity", "data", "own_method", "completed", "agnostic", "aware", "task_sizes", "class_order", "first_task",
-    "seconds", "commits", "metrics",
+    "seconds", "commits", "made_with", "metrics",
 )  # fmt: skip
 #: What decides the bits of a result, as a visit records it.
-MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "threads")
+MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "threads", "method")
 LARGEST_IMAGE = 4096
 LONGEST_NAME = 80
 MOST_CLASSES = 1_000_000
@@ -101,6 +101,11 @@ class Card:
         return [each.label for each in self.classes]
 
     @property
+    def last_made_with(self) -> Mapping[str, Any]:
+        """What the last visit was computed with, nothing where that is not known."""
+        return self.visits[-1].made_with[-1] if self.visits and self.visits[-1].made_with else {}
+
+    @property
     def task_sizes(self) -> list[int]:
         """How many classes every task brought."""
         return [visit.classes for visit in self.visits if visit.kind == "task"]
@@ -125,6 +130,12 @@ class Card:
 def made_with(execution: Execution, deterministic: bool) -> dict[str, Any]:
     """Return what decides the bits of what is learned now, as a visit records it."""
     return versions() | hardware.describe(execution, deterministic) | hardware.threads(execution)
+
+
+def changed_computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return in words how two ways of computing differ; nothing where they do not, or where none is known."""
+    names = [name for name in {**before, **now} if before and before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name, 'none')} (now {now.get(name, 'none')})" for name in names)
 
 
 def versions() -> dict[str, str]:
@@ -217,7 +228,7 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
         image_size=whole(facts["image_size"], 1, LARGEST_IMAGE),
         normalisation=Normalisation(_triple(normalisation["mean"]), _triple(normalisation["std"])),
         classes=tuple(_read_class(_mapping(value)) for value in _list(facts["classes"])),
-        visits=tuple(_read_visit(_mapping(value)) for value in _list(facts["visits"])),
+        visits=_with_version([_read_visit(_mapping(value)) for value in _list(facts["visits"])], facts),
         continues=_digest(facts.get("continues")),
         experiment=_read_experiment(facts.get("experiment")),
     )
@@ -244,6 +255,14 @@ def _read_visit(value: Mapping[str, Any]) -> Visit:
     )
 
 
+def _with_version(visits: list[Visit], facts: Mapping[str, Any]) -> tuple[Visit, ...]:
+    """Return visits, the last one of format 1 with the version of efcil, which is all that its cards say of it."""
+    if visits and facts["format"] == 1 and isinstance(facts.get("efcil"), str):
+        way = _read_made_with({"efcil": facts["efcil"]})
+        visits[-1] = dataclasses.replace(visits[-1], made_with=(way,))
+    return tuple(visits)
+
+
 def _read_made_with(value: Mapping[str, Any]) -> dict[str, Any]:
     for name, part in value.items():
         if name not in MADE_WITH or not isinstance(part, str | bool | int) or len(str(part)) > LONGEST_NAME:
@@ -266,6 +285,14 @@ def _read_experiment(value: Any) -> Mapping[str, Any] | None:
         if [len(row) for row in rows] != [len(sizes)] * len(sizes) or not all(0 <= cell <= 100 for cell in measured):
             raise ValueError("its accuracies are no percentages of its tasks")
     whole(value["completed"], 1, len(sizes))
+    if len(_list(value["made_with"])) != len(sizes):
+        raise ValueError("it does not say how its tasks were computed")
+    for way in (way for ways in value["made_with"] for way in _list(ways)):
+        _read_made_with(_mapping(way))
+    for name in ("identity", "seconds"):
+        _mapping(value[name])
+    if not all(isinstance(commit, str) for commit in _list(value["commits"])):
+        raise ValueError("its commits are no names")
     return _mapping(value)
 
 

@@ -42,9 +42,20 @@ def exists(folder: Path) -> bool:
     return checkpoint.exists(folder, STEM)
 
 
-def is_of_run(folder: Path) -> bool:
-    """Say whether a folder is the model of an experiment, where it lies: it can be used, and taught as a copy."""
-    return exists(folder) and (folder.parent / "settings.yaml").exists()
+def refuse_run(folder: Path) -> None:
+    """Refuse to write to the folder of an experiment, or to its model where it lies: it can be taught as a copy."""
+    place = folder.resolve()
+    if _is_run(place):
+        raise ModelError(f"{folder} is the folder of an experiment, which stays as it is. Choose another folder.")
+    if place.name == "model" and _is_run(place.parent):
+        raise ModelError(
+            f"{folder} is the model of an experiment, which stays as it is. Copy it elsewhere, and teach the copy."
+        )
+
+
+def _is_run(folder: Path) -> bool:
+    beside = ("metrics.jsonl", "log.txt", "summary.json")
+    return (folder / "settings.yaml").exists() and any((folder / name).exists() for name in beside)
 
 
 def tensor_file(folder: Path) -> Path:

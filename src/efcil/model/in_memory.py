@@ -81,6 +81,7 @@ class Model:
     def save(self, folder: Path | str, *, overwrite: bool = False) -> None:
         """Write the model to a folder, in place of an earlier state of it; of another model only with `overwrite`."""
         place = Path(folder).expanduser()
+        model_folder.refuse_run(place)
         try:
             # Two that save at the same time would remove each other's tensors.
             with locked(place / ".lock"):
@@ -105,7 +106,9 @@ class Model:
         except EfcilError as error:
             raise ModelError(f"{error} Choose another folder, or save with overwrite=True.") from None
         mine = self.card
-        if (there.visits, there.labels) != (mine.visits[: len(there.visits)], mine.labels[: len(there.labels)]):
+        begun = [[getattr(card.settings, name) for name in _FIXED] for card in (there, mine)]
+        same = (there.visits, there.labels) == (mine.visits[: len(there.visits)], mine.labels[: len(there.labels)])
+        if not same or begun[0] != begun[1]:
             raise ModelError(
                 f"{folder} holds another model, which this one did not begin as. Choose another folder, or save with "
                 "overwrite=True."
@@ -240,8 +243,7 @@ class Model:
 
 def _other_versions(card: Card) -> str:
     """Name the versions that a model was last taught with, where they are others than those of this process."""
-    before = card.visits[-1].made_with[-1] if card.visits and card.visits[-1].made_with else {}
-    now = versions()
+    before, now = card.last_made_with, versions()
     changed = [
         f"{name} {before[name]} (this is {now[name]})" for name in now if before.get(name, now[name]) != now[name]
     ]

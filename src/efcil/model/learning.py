@@ -22,7 +22,17 @@ from efcil.engine.trainer import Position
 from efcil.errors import EfcilError, some
 from efcil.methods.base import Task
 from efcil.model.blending import learn_more
-from efcil.model.card import Card, LearnedClass, ModelError, Visit, encode_label, made_with, now, read_card
+from efcil.model.card import (
+    Card,
+    LearnedClass,
+    ModelError,
+    Visit,
+    changed_computing,
+    encode_label,
+    made_with,
+    now,
+    read_card,
+)
 from efcil.model.folder import PARTIAL, STEM
 from efcil.model.images import InputError, folder_label, sorted_classes
 from efcil.model.in_memory import Model
@@ -124,13 +134,28 @@ def needed_bytes(model: Model) -> int:
     return 2 * (size + 3 * size) + (4 << 20)
 
 
-def unfinished_task(folder: Path) -> Card | None:
-    """Return the card that the unfinished task of a model folder began with, None where no task is unfinished."""
+@dataclass(frozen=True)
+class Unfinished:
+    """A task that was interrupted: the card it began with, its classes, and the tensors it continues from."""
+
+    card: Card
+    classes: list[Any]
+    continues: str | None
+
+    def led_to(self, card: Card) -> bool:
+        """Say whether a model is what has come of this task: its process was killed before it could tidy up."""
+        last = [encode_label(each.label) for each in card.classes if each.task == len(card.task_sizes) - 1]
+        return (self.card.visits, self.classes, self.continues) == (card.visits[:-1], last, card.continues)
+
+
+def unfinished_task(folder: Path) -> Unfinished | None:
+    """Return the unfinished task of a model folder, None where there is none."""
     partial = folder / PARTIAL
     if not checkpoint.exists(partial):
         return None
     try:
-        return read_card(checkpoint.facts_of(partial)["task"]["card"])
+        task = checkpoint.facts_of(partial)["task"]
+        return Unfinished(read_card(task["card"]), task["classes"], task.get("continues"))
     except Forbidden:
         raise
     except (EfcilError, KeyError, TypeError) as error:
@@ -148,7 +173,7 @@ def refuse_lost(folder: Path) -> None:
         begun = unfinished_task(folder)
     except EfcilError:
         begun = None
-    later = begun is not None and begun.visits
+    later = begun is not None and begun.card.visits
     # What is killed while it saves its first task leaves tensors, too; going on makes them again.
     parts = [file.name for file in checkpoint.orphans(folder, STEM) if begun is None or later] + [PARTIAL] * bool(later)
     if parts:
@@ -205,6 +230,7 @@ class _Origin:
         self, model: Model, new: list[Hashable], pixels: np.ndarray, labels: Sequence[Hashable], keep: Keep | None
     ) -> None:
         self.made_with = [made_with(model.execution, deterministic=False)]
+        self.number = len(model.card.task_sizes) + 1
         self.continues = None if model.method is None else checkpoint.digest(model.tensors())
         self.say = print if keep is None else keep.say
         self.task: dict[str, Any] = {}
@@ -241,23 +267,22 @@ class _Origin:
             resumed=self._resumed,
             stopped=stopped,
             say=keep.say,
+            task=self.number,
             steps=keep.steps,
         )
 
     def _accepts(self, facts: Mapping[str, Any]) -> bool:
         """Say whether a saved checkpoint is of this very task; one of another task is not thrown away."""
-        saved = facts["task"]
-        if saved["card"]["visits"] != self.task["card"]["visits"]:
+        task = facts["task"] | {"card": _as_written_now(facts["task"]["card"])}
+        if task["card"]["visits"] != self.task["card"]["visits"]:
             return False  # that task was finished, and the process killed just before it could remove this
-        task = saved | {"card": _as_written_now(saved["card"])}
         if task != self.task:
             raise ModelError(self._other(task))
         before, now = facts["made_with"][-1], self.made_with[-1]
         # Another number of threads changes the last bits alone, and costs no work.
-        changed = [name for name in {**before, **now} if name != "threads" and before.get(name) != now.get(name)]
+        changed = changed_computing(*({**each, "threads": None} for each in (before, now)))
         if changed:
-            listed = ", ".join(f"{name} {before.get(name)} (now {now.get(name)})" for name in changed)
-            self.say(f"The task was under way with {listed}; it starts over.")
+            self.say(f"The task was under way with {changed}; it starts over.")
         return not changed
 
     def _resumed(self, facts: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from efcil.engine.progress import Progress
 from efcil.errors import some
 from efcil.files import locked, refuse_full, refuse_unwritable
 from efcil.model import folder as model_folder
-from efcil.model.card import ModelError
+from efcil.model.card import ModelError, changed_computing, made_with, versions
 from efcil.model.images import Pictures
 from efcil.model.in_memory import Model
 from efcil.model.learning import Keep, learn, needed_bytes, refuse_lookalikes, refuse_lost, unfinished_task
@@ -43,17 +43,14 @@ def teach(
     interrupted task began with, and returns those to learn with. An interrupted task is resumed when the same images
     are given again; `discard` throws it away.
     """
-    if model_folder.is_of_run(folder):
-        raise ModelError(
-            f"{folder} is the model of an experiment, which stays as it is. Copy it elsewhere, and teach the copy."
-        )
+    model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
     with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
         refuse_lost(folder)
         model = _opened(folder, pictures, labels, wanted, model, device, discard)
         refuse_full(folder, needed_bytes(model))
         with Progress(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
-            for line in (*remarks, *_beside(folder, model)):
+            for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model)):
                 progress.say(line)
             size = model.card.image_size
             progress.say(f"{size} x {size} pixels, {model.card.resolved.network}, on {model.execution.device}")
@@ -77,23 +74,38 @@ def _opened(
     begun = None if discard else unfinished_task(folder)
     if model_folder.exists(folder):
         found = Model.load(folder, device)
-        if model is not None and model.card.visits != found.card.visits:
+        if model is not None and not _same(model, found):
             raise ModelError(f"{folder} holds another model, or another state of this one. Choose another folder.")
         model = found
         checkpoint.tidy(folder, model_folder.STEM)
-        finished = begun is not None and begun.visits == model.card.visits[:-1]
-        if finished or (begun is None and not discard):
+        if begun is not None and begun.led_to(model.card):
+            begun = None
+        if begun is None and not discard:
             # A process that finished its task was killed before it could do this, or all of it.
             checkpoint.remove(folder / model_folder.PARTIAL)
     elif model is None:
-        settings = wanted(TrainingSettings(classifier="auto") if begun is None else begun.settings)
-        natural = pictures.natural_size() if begun is None else begun.image_size
+        settings = wanted(TrainingSettings(classifier="auto") if begun is None else begun.card.settings)
+        natural = pictures.natural_size() if begun is None else begun.card.image_size
         return Model.create(settings, settings.image_size or natural)
-    if begun is None or begun.visits != model.card.visits:  # that one was finished, and not yet removed
-        begun = model.card
-    model.change(wanted(begun.settings))
+    if begun is not None and begun.card.visits != model.card.visits:
+        raise ModelError(
+            f"The unfinished task in {folder / model_folder.PARTIAL} ({some(begun.classes)}) was begun from another "
+            "model, or from another state of this one. Put that one back to finish it, or throw the unfinished task "
+            "away: with --discard, or by removing that folder."
+        )
+    if not model_folder.exists(folder):
+        # A task that is interrupted can be resumed only if what it begins from is there.
+        model_folder.write(folder, model.card, model.tensors())
+    model.change(wanted(model.card.settings if begun is None else begun.card.settings))
     refuse_lookalikes(model, labels)
     return model
+
+
+def _same(first: Model, second: Model) -> bool:
+    """Say whether two models are in the same state: equal visits may have been made to different models."""
+    visits, labels = ([getattr(each.card, name) for each in (first, second)] for name in ("visits", "labels"))
+    digests = [checkpoint.digest(each.tensors()) for each in (first, second)]
+    return all(one == other for one, other in (visits, labels, digests))
 
 
 @contextlib.contextmanager
@@ -107,6 +119,14 @@ def _made_for_use(folder: Path) -> Iterator[None]:
         if new:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def _computed_otherwise(model: Model) -> Iterator[str]:
+    """Say in what the last visit was computed in another way; other versions were said when the model was loaded."""
+    before, now = model.card.last_made_with, made_with(model.execution, deterministic=False)
+    known = {name: value for name, value in now.items() if name in before and name not in versions()}
+    if changed := changed_computing({name: before[name] for name in known}, known):
+        yield f"The model was last taught in another way: {changed}."
 
 
 def _beside(folder: Path, model: Model) -> Iterator[str]:
