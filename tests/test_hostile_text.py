@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import efcil
 from efcil import safe_json, safe_yaml
 from efcil.cli import main
 from efcil.commands.data import describe as describe_data
@@ -195,6 +196,14 @@ def test_warnings_are_shown_without_escapes() -> None:
     refuse_obeyed(said)
     assert "\\x1b]0;owned" in said
     assert "\x1b" in warned()
+
+
+def test_warnings_of_ours_are_sentences() -> None:
+    with printable_warnings():
+        ours = warnings.formatwarning(UserWarning("It was so."), UserWarning, efcil.__file__, 1, "code()")
+        other = warnings.formatwarning(UserWarning("It was so."), UserWarning, "other.py", 1, "code()")
+    assert ours == "efcil: It was so.\n"
+    assert "other.py:1" in other
 
 
 def test_errors_and_datasets_are_shown_without_escapes(tmp_path: Path, capsys: Any) -> None:

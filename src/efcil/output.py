@@ -14,12 +14,14 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from efcil.errors import printable
 
 #: What spreadsheets take for the beginning of a formula, or skip in front of one; also as full-width characters.
 _FORMULA = re.compile(r"[\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+_PACKAGE = Path(__file__).parent
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -56,11 +58,13 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 @contextmanager
 def printable_warnings() -> Iterator[None]:
-    """Spell out control characters in warnings that are shown: they name files and classes, too."""
+    """Show warnings of ours as sentences, and all with control characters spelled out: they name files and classes."""
     before = warnings.formatwarning
 
-    def formatted(*arguments: Any, **keywords: Any) -> str:
-        return lines(before(*arguments, **keywords))
+    def formatted(message: Any, category: Any, filename: str, *rest: Any, **keywords: Any) -> str:
+        if category is UserWarning and Path(filename).is_relative_to(_PACKAGE):
+            return f"efcil: {lines(str(message))}\n"  # a sentence for users, who need no line of our code
+        return lines(before(message, category, filename, *rest, **keywords))
 
     warnings.formatwarning = formatted
     try:

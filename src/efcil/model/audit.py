@@ -76,7 +76,11 @@ class Audit:
             (unexplained, f"nobody has said what {unexplained} is for. Its author can, where it is stored (`keep`)."),
             (misfits, f"{misfits}. Restore the model from a copy, or train it again."),
             (extras.files, f"files in the folder are no part of a model: {some(extras.files)}. Put them elsewhere."),
-            (extras.parts, f"its files hold what efcil does not write: {some(extras.parts)}. Remove it."),
+            (
+                extras.parts,
+                f"its files hold what efcil does not write: {some(extras.parts)}. Load the model and save it again in "
+                "Python (IncrementalClassifier.load, save): that writes its own parts alone.",
+            ),
             (
                 extras.unfinished,
                 "a task is unfinished, whose state in partial/ was not looked at. Finish it with the `efcil learn` "

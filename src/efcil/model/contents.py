@@ -91,7 +91,7 @@ def _of_description(file: Path, card: Card) -> Iterator[str]:
     text = file.read_text(encoding="utf-8")
     described = json.loads(text)
     if described["facts"]["format"] < FORMAT:
-        yield f"{file.name}: a card of an earlier version; load the model and save it again"
+        yield f"{file.name}: a card of an earlier version"
         return
     known = {name: described.get(name) for name in ("format", "checksum")} | {
         "facts": _as_written(card, described["facts"]),
