@@ -118,6 +118,22 @@ def test_a_first_task_of_another_run_is_trained_again(few: Dataset, tmp_path: Pa
     assert again.accuracy_file.read_bytes() == first.accuracy_file.read_bytes()
 
 
+def test_results_of_another_run_are_not_taken_for_this_one(few: Dataset, tmp_path: Path) -> None:
+    """All three files fit together, and the run they are put into would be called finished."""
+    other = dataclasses.replace(BASE, seed=1, class_seed=0)
+    here = stopped(dataclasses.replace(BASE, class_seed=0), tmp_path, few, 1)
+    run_one(other, tmp_path, few, quiet=True)
+    there = locate(tmp_path, other)
+    for file in (there.summary_file, there.accuracy_file, there.metrics_file):
+        shutil.copy(file, here.path)
+    said = r"summary\.json is of another run: seed is 1 there and 0 here"
+    with pytest.raises(RunFolderError, match=said):
+        run_one(dataclasses.replace(BASE, class_seed=0), tmp_path, few, quiet=True)
+    found = table(find_runs([tmp_path]))
+    assert [row.seeds for row in found.rows] == [(1,)]
+    assert "is of another run" in found.problems[0].reason
+
+
 # -- computed otherwise ----------------------------------------------------------------------------------------------
 
 

@@ -88,7 +88,12 @@ class RunFolder:
         """
         if settings is not None:
             self._refuse_other(identity(settings))
-        return self.summary_file.exists() and bool(self.read_summary())
+        if not self.summary_file.exists():
+            return False
+        summary = self.read_summary()
+        if settings is not None:
+            self._refuse_other_results(summary, identity(settings))
+        return True
 
     def write_settings(self, settings: Settings) -> None:
         """Record the settings; refuse a folder that holds another run, and say what differs."""
@@ -113,6 +118,18 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} holds a run with other settings: {listed}. "
                 "Choose another --output, or remove that folder to start again."
+            )
+
+    def _refuse_other_results(self, summary: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> None:
+        """Refuse a summary that was copied in from another run; earlier versions do not say which run it is of."""
+        stored = summary.get("identity")
+        if wanted is None or not isinstance(stored, dict):
+            return
+        changed = differences(stored, wanted).items()
+        if listed := "; ".join(f"{name} is {show(old)} there and {show(new)} here" for name, (old, new) in changed):
+            raise RunFolderError(
+                f"{self.summary_file} is of another run: {listed}. Put the right one back, or remove it to finish "
+                "this run."
             )
 
     def read_identity(self) -> dict[str, Any] | None:
@@ -243,6 +260,11 @@ class RunFolder:
         summary = self.read_summary()
         if not self.accuracy_file.exists():
             raise _damaged(self.accuracy_file, "it is missing")
+        try:
+            made_for = self.read_identity()
+        except RunFolderError:  # results do not depend on it
+            made_for = None
+        self._refuse_other_results(summary, made_for)
         agnostic, aware, sizes = self.read_accuracy()
         try:
             found = _plain(results(agnostic, sizes, aware))

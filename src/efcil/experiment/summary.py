@@ -76,6 +76,7 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
         "data": plan.data,
         "scenario": scenario.name,
         "seed": settings.seed,
+        "identity": plan.identity,
         **results(state.agnostic, scenario.task_sizes, state.aware),
         **_classifiers(plan, state.metrics_lost),
         "class_seed": settings.effective_class_seed,
