@@ -52,6 +52,17 @@ def add_parser(subparsers: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the checks and print what each found."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # networks this small are faster so, above all where the machine has other work
+    try:
+        return _check(arguments)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check(arguments: argparse.Namespace) -> int:
     from efcil import methods, testing
     from efcil.network.resnet import NETWORKS
 
