@@ -27,15 +27,15 @@ from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.scenario import make_scenario
 from efcil.data.store import TaskImages
 from efcil.engine.evaluate import TestImages, evaluate
-from efcil.engine.first_task import FirstTask
+from efcil.engine.execution import Execution
 from efcil.engine.hardware import choose_device, switches
-from efcil.engine.trainer import Execution, Trainer
+from efcil.engine.lifecycle import Blueprint, begin_first, begin_later, end
+from efcil.engine.trainer import Trainer
 from efcil.environment import command, environment
 from efcil.experiment.workers import mps
 from efcil.methods import get
-from efcil.methods.base import Method, Task
-from efcil.network.incremental import IncrementalNetwork
-from efcil.network.resnet import ResNet
+from efcil.methods.base import Task
+from efcil.network.resnet import NETWORKS, ResNet
 from efcil.settings import Recipe
 
 NORMALISATION = Normalisation((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
@@ -45,8 +45,7 @@ NORMALISATION = Normalisation((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 class Sizes:
     """What is measured: the network, the images and the number of steps."""
 
-    widths: tuple[int, ...] = (64, 128, 256, 512)
-    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    network: str = "resnet18-small"
     pixels: int = 32
     images: int = 5000
     batch: int = 64
@@ -54,7 +53,8 @@ class Sizes:
     test_images: int = 10_000
 
 
-SMALL = Sizes((16, 32, 64), (1, 1, 1), 8, 320, 32, 20, 500)
+SMALL = Sizes("slim", 8, 320, 32, 20, 500)
+RESNET18 = (64, 128, 256, 512)
 
 
 class Bench:
@@ -88,18 +88,20 @@ class Bench:
             dtype=dtype,
         )
 
-    def network(self, widths: tuple[int, ...] | None = None) -> IncrementalNetwork:
-        torch.manual_seed(0)
-        backbone = ResNet(widths or self.sizes.widths, self.sizes.blocks)
-        return IncrementalNetwork(backbone.to(memory_format=torch.channels_last)).to(self.device)  # type: ignore[call-overload]
+    def blueprint(self, execution: Execution, features: int | None = None) -> Blueprint:
+        """What EFC is built from, with another number of features where that is given."""
+        name = self.sizes.network
+        if features is not None:
+            name = f"{name}, {features} features"
+            NETWORKS[name] = ("", lambda: ResNet((*RESNET18[:-1], features)))
+        return Blueprint(get("efc"), get("efc").Settings(), name, 0, execution)
 
-    def efc(self, execution: Execution, old: int, new: int = 10, widths: tuple[int, ...] | None = None) -> Trainer:
+    def efc(self, execution: Execution, old: int, new: int = 10, features: int | None = None) -> Trainer:
         """A trainer in the middle of a stream: `old` classes are stored as Gaussians."""
-        network = self.network(widths)
+        blueprint = self.blueprint(execution, features)
+        network = blueprint.empty_network()
         network.add_head(old)
-        method: Method = get("efc")(network).to(self.device)
-        execution.equip(method)
-        network.eval()
+        method = blueprint.around(network.state_dict())
         size = network.feature_size
         generator = torch.Generator(self.device).manual_seed(0)
         memory = method.memory
@@ -108,18 +110,15 @@ class Bench:
         memory.covariance_of = torch.arange(old, device=self.device)
         factor = 0.05 * torch.randn(size, min(old, size), device=self.device, generator=generator)
         method.feature_matrix = factor @ factor.T
-        task = Task(1, old, new, 0, self.sizes.batch)
-        method.begin_task(task)
         recipe = Recipe(learning_rate=1e-4, epochs=100, batch_size=self.sizes.batch, normalisation="frozen")
-        return Trainer(method, self.images(self.sizes.images, old, new, execution.dtype), task, recipe, execution)
+        data = self.images(self.sizes.images, old, new, execution.dtype)
+        return begin_later(method, Task(1, old, new, 0, self.sizes.batch), data, recipe, execution)
 
     def first(self, execution: Execution, classes: int = 10) -> Trainer:
         """A trainer of the first task, with rotations."""
-        task = Task(0, 0, classes, 0, self.sizes.batch)
-        learner = FirstTask(self.network(), task, rotations=True)
-        execution.equip(learner)
         recipe = Recipe(learning_rate=1e-3, epochs=100, batch_size=self.sizes.batch, rotations=True)
-        return Trainer(learner, self.images(self.sizes.images, 0, classes, execution.dtype), task, recipe, execution)
+        data = self.images(self.sizes.images, 0, classes, execution.dtype)
+        return begin_first(self.blueprint(execution), Task(0, 0, classes, 0, self.sizes.batch), data, recipe)
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -162,7 +161,7 @@ class Bench:
     def flops(self, images: int) -> float:
         """Floating-point operations of the convolutions for `images` images forwards and backwards."""
         total = 0.0
-        backbone = self.network().backbone
+        backbone = self.blueprint(self.paths["ours"]).empty_network().backbone
 
         def count(module: torch.nn.Module, _: object, output: torch.Tensor) -> None:
             assert isinstance(module, torch.nn.Conv2d)
@@ -235,15 +234,13 @@ def measure_steps(bench: Bench, table: Table) -> None:
 
 def measure_growth(bench: Bench, table: Table) -> None:
     """How the incremental step grows with classes and features."""
-    ours = bench.paths["ours"]
-    last = bench.sizes.widths[-1]
-    small = bench.sizes == SMALL
-    cases = [(old, last) for old in ((10, 90) if small else (10, 90, 100, 1000))]
+    ours, small = bench.paths["ours"], bench.sizes == SMALL
+    cases: list[tuple[int, int | None]] = [(old, None) for old in ((10, 90) if small else (10, 90, 100, 1000))]
     cases += [] if small else [(100, 1024), (100, 2048)]
-    for old, width in cases:
+    for old, features in cases:
         with ours.stream():
-            trainer = bench.efc(ours, old, widths=(*bench.sizes.widths[:-1], width))
-            variant = f"{old} old classes, {width} features"
+            trainer = bench.efc(ours, old, features=features)
+            variant = f"{old} old classes, {trainer.learner.network.feature_size} features"
             table.add("incremental step by size", variant, bench.step_ms(trainer), "ms")
         del trainer
 
@@ -271,14 +268,13 @@ def measure_end_of_task(bench: Bench, table: Table) -> None:
         means, covariances, of = memory.means, memory.covariances, memory.covariance_of
         teacher, matrix = method.teacher, method.feature_matrix
 
-        def end() -> None:
+        def again() -> None:
             memory.means, memory.covariances, memory.covariance_of = means, covariances, of
             object.__setattr__(method, "teacher", teacher)
             method.feature_matrix = matrix
-            with torch.no_grad():
-                method.end_task(trainer.task, trainer.data)
+            end(method, trainer.task, trainer.data)
 
-        table.add("end-of-task statistics", "100 classes", bench.seconds(end), "s")
+        table.add("end-of-task statistics", "100 classes", bench.seconds(again), "s")
         count = bench.sizes.test_images
         shape = (count, bench.sizes.pixels, bench.sizes.pixels, 3)
         pixels = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)

@@ -155,7 +155,7 @@ def test_covariances_kept(kind: str, groups: list[int]) -> None:
     method = stream.learn(stream.start("efc", covariance=kind), 2, SHORT)
     assert method.memory.covariance_of.tolist() == groups
     assert len(method.memory.covariances) == max(groups) + 1
-    check_round_trip(stream, method, "efc", covariance=kind)
+    check_round_trip(stream, method)
 
 
 @pytest.mark.parametrize("name", ["efc", "efc++"])

@@ -81,7 +81,7 @@ def test_rotation_rows(rows: str, kept: list[int]) -> None:
     stream = short_stream()
     method = stream.learn(stream.start("pass", rotation_rows=rows), 2, SHORT)
     assert [len(part) for part in method.rotations] == kept
-    check_round_trip(stream, method, "pass", rotation_rows=rows)
+    check_round_trip(stream, method)
     images = stream.test_images[:5]
     torch.testing.assert_close(method.scores(images), method.network.logits(method.network.features(images)).detach())
 

@@ -25,7 +25,7 @@ def test_training_is_that_of_the_base(base: str) -> None:
     stream.learn(alone, 2, SHORT)
     assert_equal(clone(method.network.state_dict()), clone(alone.network.state_dict()))
     assert not any(key.startswith("base.network") for key in method.state_dict()), "The network is saved twice."
-    check_round_trip(stream, method, "sdc", base=base)
+    check_round_trip(stream, method)
 
 
 def test_recipe_is_that_of_the_base() -> None:
