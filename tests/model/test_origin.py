@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import efcil
 from efcil.classifier import IncrementalClassifier
+from efcil.cli import main
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import Interrupted
 from efcil.model import Model, ModelError
@@ -156,6 +158,10 @@ def test_the_next_visit_says_at_once_that_it_is_computed_in_another_way(
     teach(model_folder, pictures, labels, lambda _: settings, device="cpu", quiet=False)
     said = capsys.readouterr().out
     assert f"The model was last taught in another way: threads {known} (now {known + 1})." in said
+    assert main(["inspect", str(model_folder)]) == 0
+    said = capsys.readouterr().out
+    assert "computed in more than one way\n  visit 1 2: " in said
+    assert f"  visit 3: efcil {efcil.__version__}" in said
 
 
 # -- the model of an experiment --------------------------------------------------------------------------------------

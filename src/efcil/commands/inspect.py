@@ -53,6 +53,18 @@ def _day(date: str) -> str:
     return f"{date[:10]} {date[11:16]}".rstrip()
 
 
+def _ways(card: Any) -> list[str]:
+    """Return how every visit was computed, where they were not all computed in one way."""
+    visits: dict[str, list[str]] = {}
+    for number, visit in enumerate(card.visits, start=1):
+        for way in visit.made_with:
+            words = ", ".join(f"{name} {value}" for name, value in way.items() if value is not False)
+            visits.setdefault(printable(words), []).append(str(number))
+    if len(visits) < 2:
+        return []
+    return ["", "computed in more than one way", *(f"  visit {' '.join(n)}: {words}" for words, n in visits.items())]
+
+
 def describe(card: Any, stored: list[Any], others: Any) -> str:
     """Return card and inventory as text."""
     size, count = card.image_size, len(card.classes)
@@ -72,6 +84,7 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
     more = [visit for visit in card.visits if visit.kind == "more"]
     for visit in more:
         lines.append(f"  more of {visit.classes} classes on {_day(visit.date)}: {visit.images} images")
+    lines += _ways(card)
     lines += ["", "stored"]
     for row in stored:
         lines.append(f"  {row.title:<26} {row.numbers:>12,} numbers {row.bytes:>12,} bytes  {row.use}")
