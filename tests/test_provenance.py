@@ -131,7 +131,7 @@ def test_a_run_says_which_tasks_were_computed_otherwise(few: Dataset, tmp_path: 
     run = stopped(BASE, tmp_path, few, 1)
     torch.set_num_threads(threads + 1)
     run_one(BASE, tmp_path, few, quiet=True)
-    assert f"computed in another way: threads {threads} (now {threads + 1})" in run.log_file.read_text()
+    assert f"computed differently: threads {threads} (now {threads + 1})" in run.log_file.read_text()
     made_with = run.read_summary()["made_with"]
     assert [[way["threads"] for way in task] for task in made_with] == [[threads], [threads + 1], [threads + 1]]
     card = Model.load(run.model, "cpu").card
@@ -145,12 +145,12 @@ def test_a_run_says_which_tasks_were_computed_otherwise(few: Dataset, tmp_path: 
 def test_another_version_is_said(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stopped(BASE, tmp_path, few, 1)
     monkeypatch.setattr("efcil.__version__", "99.1")
-    with pytest.warns(UserWarning, match=r"was last taught with efcil .* \(this is 99\.1\)"):
+    with pytest.warns(UserWarning, match=r"was last trained with efcil .* \(this is 99\.1\)"):
         Model.load(run.model, "cpu")
     run_one(BASE, tmp_path, few, quiet=True)
     log = run.log_file.read_text()
-    assert "The first 1 tasks were computed in another way: efcil" in log
-    assert "Task 2 was under way with efcil" in log
+    assert "The first 1 tasks were computed differently: efcil" in log
+    assert "Task 2 was started with efcil" in log
 
 
 # -- edited results --------------------------------------------------------------------------------------------------

@@ -706,13 +706,13 @@ def test_class_orders_of_one_name_are_not_taken_for_one(tmp_path: Path, monkeypa
     for place, order in (("a", range(10)), ("b", reversed(range(10))), ("c", range(10))):
         Path(place).mkdir()
         Path(place, "order.txt").write_text("\n".join(map(str, order)))
-    with pytest.raises(SettingsError, match=r"a/order.txt and .*b/order.txt would have one folder"):
+    with pytest.raises(SettingsError, match=r"a/order.txt and .*b/order.txt would share one folder"):
         planned("--class-order a/order.txt b/order.txt")
     assert len(planned("--class-order a/order.txt c/order.txt")) == 1, "They say the same."
 
 
 def test_a_class_order_that_is_always_the_same_takes_no_seed() -> None:
-    with pytest.raises(SettingsError, match="'class_seed' would change nothing: the class order icarl"):
+    with pytest.raises(SettingsError, match="'class_seed' has no effect: the class order icarl"):
         planned("--class-order icarl --class-seed 0 1")
     runs = planned("--class-order efc icarl --class-seed 3 4")
     assert [(run.class_order, run.class_seed) for run in runs] == [("efc", 3), ("efc", 4), ("icarl", None)]

@@ -266,7 +266,7 @@ def test_the_model_of_an_experiment(tmp_path: Path, folders: Path, capsys: Any, 
     assert card.settings.classifier == "ridge"
     image = next(folders.rglob("*.png"))
     assert output(capsys, "predict", model, image).split()[1] in card.labels
-    assert "10 classes in 2 tasks\ntold apart by: ridge" in output(capsys, "inspect", model)
+    assert "10 classes in 2 tasks\nclassified by: ridge" in output(capsys, "inspect", model)
     for name in ("0", "1"):
         shutil.copytree(folders / "first" / f"digit-{name}", tmp_path / "some" / name)
     text = output(capsys, "audit", model, "--data", tmp_path / "some")

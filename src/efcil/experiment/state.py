@@ -20,7 +20,7 @@ from efcil.model.card import Card, LearnedClass, Visit, now, training_settings
 from efcil.resolution.identity import differences
 from efcil.settings.options import show
 
-#: How the state of a run was called before it was a model folder.
+#: File stem of the state of a run before it became a model folder.
 _EARLIER_STEM = "state"
 
 
@@ -34,7 +34,7 @@ class RunState:
     method: Method | None = None
     completed: int = 0
     first_task: str | None = None
-    #: The code that had a part in what is there so far, in the order in which it had.
+    #: The code versions that contributed to the state so far, in order.
     commits: list[str] = field(default_factory=list)
     #: Whether lines of metrics.jsonl were lost or changed while the run was interrupted.
     metrics_lost: bool = False
@@ -54,11 +54,11 @@ class RunState:
         return state
 
     def had_a_part(self, commits: Iterable[str | None]) -> None:
-        """Remember the code that something was trained with which this run builds on."""
+        """Record the code version that trained something this run builds on."""
         self.commits = list(dict.fromkeys([*(each for each in commits if each is not None), *self.commits]))
 
     def learned(self, plan: Plan, task: Task, made_with: list[dict[str, Any]]) -> None:
-        """Add the classes of a task to the card, or replace them all where training began from scratch."""
+        """Add the classes of a task to the card, or replace them all if training started from scratch."""
         counts = np.bincount(plan.labels, minlength=plan.scenario.number_of_classes)
         places = range(task.first_class, task.seen)
         names, date = plan.dataset.class_names, now()
@@ -70,10 +70,10 @@ class RunState:
 
 
 def save(plan: Plan, state: RunState, clock: hardware.Clock, saving: Any) -> None:
-    """Make the end of the last completed task the place where the run resumes.
+    """Save the end of the last completed task as the point from which the run resumes.
 
-    The state is taken now and written while the next task trains. Until it is there, the run would resume from where it
-    would have before, so nothing depends on when that is; `saving` is waited for before anything else is saved.
+    The state is copied now and written while the next task trains. Until it is written, the run would resume from the
+    previous state, so the time of writing does not matter. Anything saved later waits for `saving` first.
     """
     saving.wait()
     assert state.method is not None
@@ -91,7 +91,7 @@ def save(plan: Plan, state: RunState, clock: hardware.Clock, saving: Any) -> Non
 
 
 def _facts(plan: Plan, state: RunState, clock: hardware.Clock) -> dict[str, Any]:
-    """Return what an experiment needs to resume, beside what the card of any model has."""
+    """Return what an experiment needs to resume, in addition to the card that any model has."""
     return {
         "identity": plan.identity,
         "data": plan.data,
@@ -109,13 +109,13 @@ def _facts(plan: Plan, state: RunState, clock: hardware.Clock) -> dict[str, Any]
 
 
 def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
-    """Return the state after the last finished task, and remove what was written about the one after that."""
+    """Return the state after the last finished task, and remove what was written about the next one."""
     state = RunState.start(plan)
     folder = plan.folder
     if checkpoint.exists(folder.model, _EARLIER_STEM):
         raise CheckpointError(
             f"The state in {folder.model} was written by an earlier version of efcil. Finish the run with that "
-            f"version, or remove {folder.path} to start again."
+            f"version, or remove {folder.path} to start over."
         )
     if not model_folder.exists(folder.model):
         folder.truncate_metrics(lambda line: line["task"] <= 0)
@@ -143,7 +143,7 @@ def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
 
 
 def _truncated(plan: Plan, completed: int, digest: str) -> bool:
-    """Remove the lines of later tasks from metrics.jsonl; say whether the rest is what was written."""
+    """Remove the lines of later tasks from metrics.jsonl; return whether the rest is unchanged."""
     try:
         plan.folder.truncate_metrics(lambda line: line["task"] <= completed)
     except RunFolderError:  # a damaged line: training does not depend on it, results do
@@ -152,54 +152,54 @@ def _truncated(plan: Plan, completed: int, digest: str) -> bool:
 
 
 def _refuse_other(plan: Plan, facts: Any) -> None:
-    """Raise where the state is of another run, with what differs."""
+    """Raise an error if the state is of another run; it says what differs."""
     if listed := named_differences(facts["identity"], plan.identity):
         raise CheckpointError(_foreign(plan, listed))
     if facts["class_order"] != list(plan.scenario.order):
         raise CheckpointError(_foreign(plan, "its classes are in another order"))
     if facts["data"] != plan.data:
         raise CheckpointError(
-            f"The images have changed since the run in {plan.folder.path} was begun. Restore the old ones to resume "
-            "it, or remove that folder to start again."
+            f"The images have changed since the run in {plan.folder.path} started. Restore the old ones to resume "
+            "it, or remove that folder to start over."
         )
 
 
 def _foreign(plan: Plan, reason: str) -> str:
     return (
-        f"The state in {plan.folder.model} belongs to another run: {reason}. Put the right one back, or remove "
-        f"{plan.folder.path} to start again."
+        f"The state in {plan.folder.model} belongs to another run: {reason}. Restore the right one, or remove "
+        f"{plan.folder.path} to start over."
     )
 
 
 def _changes(plan: Plan, card: Card, facts: Any) -> Iterable[str]:
-    """Yield what has changed since the tasks so far were learned, and may change the bits of the result."""
+    """Yield changes since the tasks so far were learned that may change the bits of the result."""
     if facts["own_method"] != plan.own_method:
         yield f"The first {facts['completed']} tasks were learned with another version of {plan.settings.method}."
     before = card.visits[-1].made_with[-1] if card.visits and card.visits[-1].made_with else {}
     if listed := changed_computing(before, plan.made_with):
-        yield f"The first {facts['completed']} tasks were computed in another way: {listed}."
+        yield f"The first {facts['completed']} tasks were computed differently: {listed}."
 
 
 def named_differences(there: Any, here: Any) -> str:
-    """Return in words how the identities of two runs differ; nothing where they do not."""
+    """Return how the identities of two runs differ, as text; empty if they do not."""
     changed = differences(there, here).items()
     return "; ".join(f"{name} is {show(old)} there and {show(new)} here" for name, (old, new) in changed)
 
 
 def changed_computing(before: Any, now: Any) -> str:
-    """Return in words how two ways of computing differ; nothing where they do not."""
+    """Return how two executions (device, numerics, versions) differ, as text; empty if they do not."""
     names = [name for name in {**before, **now} if before and before.get(name) != now.get(name)]
     return ", ".join(f"{name} {before.get(name, 'none')} (now {now.get(name, 'none')})" for name in names)
 
 
 def _refuse_full(plan: Plan, state: RunState) -> None:
-    """After the first task it is known what the method stores per class; see that all of it will fit."""
+    """Check, after the first task, that what the method stores per class will fit on the disk for all classes."""
     if state.completed > 1:
         return
     assert state.method is not None
     size = _bytes(state.method.state_dict())
     growing = _bytes(state.method.stored()) * (plan.scenario.number_of_classes / plan.scenario.task_sizes[0] - 1)
-    # Twice, because the old state stays until the new one is in place.
+    # Twice, because the old state stays until the new one has replaced it.
     refuse_full(plan.folder.path, int(2 * (size + growing)))
 
 

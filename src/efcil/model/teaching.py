@@ -1,4 +1,4 @@
-"""Teaching the model of a folder: locked while it learns, resumed where it was interrupted, saved at the end."""
+"""Teaching the model of a folder: locked while it learns, resumed if it was interrupted, saved at the end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from efcil.model.in_memory import Model
 from efcil.model.learning import Keep, learn, needed_bytes, refuse_lookalikes, refuse_lost, unfinished_task
 from efcil.settings import TrainingSettings
 
-#: More images are blended in at once or not at all: there is no middle to save.
-_STOPPING_MORE = "Stopping; the model stays as it was"
-_STOPPED_MORE = "Interrupted. The model is as it was, without these images."
+#: More images are blended in completely or not at all: there is no checkpoint in between.
+_STOPPING_MORE = "Stopping; the model stays unchanged"
+_STOPPED_MORE = "Interrupted. The model is unchanged, without these images."
 
 
 def teach(
@@ -39,13 +39,13 @@ def teach(
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
-    A folder without a model gets `model`, or a new one. `wanted` is given the settings that the model has, or that an
-    interrupted task began with, and returns those to learn with. An interrupted task is resumed when the same images
-    are given again; `discard` throws it away.
+    A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
+    interrupted task started with, and returns those to learn with. An interrupted task is resumed when the same images
+    are given again; `discard` discards it.
     """
     if model_folder.is_of_run(folder):
         raise ModelError(
-            f"{folder} is the model of an experiment, which stays as it is. Copy it elsewhere, and teach the copy."
+            f"{folder} is the model of an experiment, which must not change. Copy it elsewhere, and teach the copy."
         )
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
     with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
@@ -73,7 +73,7 @@ def _opened(
     device: str,
     discard: bool,
 ) -> Model:
-    """Return the model to teach: that of the folder, the given one, or a new one, with the settings that are wanted."""
+    """Return the model to teach: that of the folder, the given one, or a new one, with the wanted settings."""
     begun = None if discard else unfinished_task(folder)
     if model_folder.exists(folder):
         found = Model.load(folder, device)
@@ -83,13 +83,13 @@ def _opened(
         checkpoint.tidy(folder, model_folder.STEM)
         finished = begun is not None and begun.visits == model.card.visits[:-1]
         if finished or (begun is None and not discard):
-            # A process that finished its task was killed before it could do this, or all of it.
+            # A process that finished its task may have been killed before it could remove this.
             checkpoint.remove(folder / model_folder.PARTIAL)
     elif model is None:
         settings = wanted(TrainingSettings(classifier="auto") if begun is None else begun.settings)
         natural = pictures.natural_size() if begun is None else begun.image_size
         return Model.create(settings, settings.image_size or natural)
-    if begun is None or begun.visits != model.card.visits:  # that one was finished, and not yet removed
+    if begun is None or begun.visits != model.card.visits:  # that task was finished, but not yet removed
         begun = model.card
     model.change(wanted(begun.settings))
     refuse_lookalikes(model, labels)
@@ -98,7 +98,7 @@ def _opened(
 
 @contextlib.contextmanager
 def _made_for_use(folder: Path) -> Iterator[None]:
-    """Make the folder of a model, and remove it again where nothing has been put into it."""
+    """Create the folder of a model, and remove it again if it stays empty."""
     new = not folder.exists()
     refuse_unwritable(folder, 0)
     try:
@@ -110,11 +110,11 @@ def _made_for_use(folder: Path) -> Iterator[None]:
 
 
 def _beside(folder: Path, model: Model) -> Iterator[str]:
-    """Say what lies in the folder of a new model and is no part of it."""
+    """Say what is in the folder of a new model but not part of it."""
     own = {".lock", model_folder.PARTIAL, *(file.name for file in checkpoint.orphans(folder, model_folder.STEM))}
     others = sorted(path.name for path in folder.iterdir() if path.name not in own)
     if others and not model.card.visits:
         yield (
-            f"{folder} also holds {some(others)}. `efcil audit` fails on what is no part of a model; a model is better "
-            "off in a folder of its own."
+            f"{folder} also holds {some(others)}. `efcil audit` fails if there are files that are not part of the "
+            "model; give the model its own folder."
         )
