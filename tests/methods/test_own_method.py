@@ -168,7 +168,7 @@ def test_state_that_could_not_be_loaded_is_found_out_early(
 ) -> None:
     install(LATE)
     assert main(["run", "--method", "late", *SHORT, "--output", str(tmp_path / "runs")]) == 1
-    assert "does not have surprise when it is made anew" in capsys.readouterr().err
+    assert "a new one does not have surprise" in capsys.readouterr().err
     with pytest.raises(TrainingError, match="Register every parameter, buffer and submodule in __init__"):
         learned("late", {0, 1})
 

@@ -374,7 +374,7 @@ def test_more_images_that_are_interrupted_change_nothing(
     monkeypatch.setattr(module, name, disturbed)
     assert learn(model, folders / "held-out", "--more", "--device", "cpu", "--quiet") == 130
     told = capfd.readouterr().err
-    assert "Stopping; the model stays unchanged; once more stops at once." in told
+    assert "Stopping; the model stays unchanged; a second request stops immediately." in told
     assert "The model is unchanged, without these images." in told
     assert "saved" not in told
     assert "checkpoint" not in told
@@ -393,7 +393,7 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
     assert card.resolved.later.learning_rate == 0.002
     for arguments, message in (
         ((tmp_path / "nowhere",), "is not a folder"),
-        ((folders / "second", "--method", "lwf"), "cannot become lwf"),
+        ((folders / "second", "--method", "lwf"), "cannot change to lwf"),
         ((folders / "second", "--method", "efk"), "Did you mean 'efc'"),
         ((folders / "second", "--epoch", "1"), "no option '--epoch'"),
     ):

@@ -267,7 +267,7 @@ def test_things_that_are_no_files_are_not_read(model_folder: Path) -> None:
     for file in (tensors, model_folder / "model.json"):
         file.unlink()
         os.mkfifo(file)
-        with pytest.raises(ModelError, match=f"{file.name} is a named pipe, where efcil keeps a file of its own"):
+        with pytest.raises(ModelError, match=f"{file.name} is a named pipe, but efcil writes a file there"):
             Model.load(model_folder)
 
 

@@ -19,7 +19,7 @@ from efcil.errors import EfcilError, GridError, TrainingError
 from efcil.experiment import shared_tasks
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
-from efcil.experiment.summary import source_digest, skip_message
+from efcil.experiment.summary import skip_message, source_digest
 from efcil.experiment.workers import Job, run_jobs
 from efcil.output import lines
 from efcil.presets import load_preset

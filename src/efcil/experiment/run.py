@@ -32,7 +32,7 @@ from efcil.experiment import shared_tasks, state
 from efcil.experiment.plan import Plan
 from efcil.experiment.shared_tasks import SharedTask
 from efcil.experiment.state import RunState
-from efcil.experiment.summary import summarise_run, skip_message
+from efcil.experiment.summary import skip_message, summarise_run
 from efcil.files import locked, refuse_unwritable
 from efcil.output import lines
 from efcil.report import matrix_text
