@@ -197,9 +197,9 @@ def test_pipes_called_like_images_are_refused(named: Path, folders: Path, tmp_pa
     assert main(["predict", str(named), str(place)]) == 1
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 24
-    assert "pipe.png is no regular file." in shown.err
+    assert "pipe.png is not a regular file." in shown.err
     assert main(["learn", str(tmp_path / "model"), "--data", str(tmp_path / "data"), *QUICK[:2], *QUICK[4:]]) == 2
-    assert "pipe.png is no regular file." in capsys.readouterr().err
+    assert "pipe.png is not a regular file." in capsys.readouterr().err
 
 
 def test_images_that_must_not_be_read_are_not_called_broken(
