@@ -22,8 +22,8 @@ from efcil.model.prediction import Prediction
 from efcil.output import cell, escape, lines, printable_warnings, to_json
 from efcil.presets import parse_preset
 from efcil.report import FORMATS, render, table
+from efcil.resolution import load_config
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import load_config
 
 ESCAPES = "\x1b]0;owned\x07 \x9b31m \u202e a\nb\r"
 ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 32))

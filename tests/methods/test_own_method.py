@@ -185,7 +185,7 @@ def test_an_old_network_that_was_not_kept(
 
 def test_a_method_that_is_not_found_may_be_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(methods.VARIABLE, raising=False)
-    with pytest.raises(SettingsError, match=r"Unknown method 'anchor'.*once \$EFCIL_METHODS names its file"):
+    with pytest.raises(SettingsError, match=r"Unknown method 'anchor'.*set \$EFCIL_METHODS to its file"):
         methods.get("anchor")
 
 

@@ -511,7 +511,7 @@ def test_all_broken_images_are_named_at_once(size: tuple[str, ...], folders: Pat
         (data / "digit-2" / f"broken-{number:02}.png").write_bytes(b"no image")
     assert learn(tmp_path / "model", data, "--preset", "digits", "--device", "cpu", "--quiet", *size) == 2
     message = capsys.readouterr().err
-    assert "In all, 23 images cannot be used" in message
+    assert "remove it. 23 images cannot be used" in message
     assert "broken-19.png and 3 more." in message
     assert "broken-20.png" not in message
 

@@ -1,4 +1,4 @@
-"""What changes while a run is under way: saved after every task as a model folder, and resumed from it."""
+"""What changes while a run trains: saved after every task as a model folder, and resumed from it."""
 
 from __future__ import annotations
 

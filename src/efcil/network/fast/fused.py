@@ -450,7 +450,7 @@ class _Backward:
     def __init__(self, fused: FusedBackbone, frozen: bool) -> None:
         self.fused = fused
         self.frozen = frozen
-        # If this is the step's only pass through the backbone, weights are updated as soon as their gradients are ready.
+        # If this is the only pass of the step through the backbone, weights are updated as soon as gradients are ready.
         self.update = fused.update if fused._forward_calls == 1 and not fused.has_gradient else None
         self.weight_gradients: list[Tensor | None] = [None] * len(fused.convolutions)
         self.waiting: list[int | None] = [None] * max(len(fused._sides), 1)
