@@ -343,7 +343,7 @@ def test_runs_of_another_version_of_an_own_method_are_told_apart(
         assert "another version" not in run(OWN_METHOD, 0, 1)
         told = run(OWN_METHOD + "# edited", 0, 2)
         places = [locate(output, Settings(method="mine", seed=seed, **TWO_TASKS)) for seed in range(3)]
-        said = f"It was made with another version of {file}; delete {places[0].path} to train it again."
+        said = f"It was trained with another version of {file}; delete {places[0].path} to train it again."
         assert f"{places[0].path}: finished before, skipped. {said}" in told
         assert told.count("another version") == 1
         versions = [place.read_summary()["method_source"][:8] for place in places]
@@ -401,7 +401,7 @@ def test_a_run_does_not_go_on_with_other_images(few: Dataset, tmp_path: Path, mo
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         run_one(settings, tmp_path, few, quiet=True, stop=stop_after(3, patch))
     other = dataclasses.replace(few, test=ImageSet(few.test.images[1:], few.test.labels[1:]))
-    with pytest.raises(CheckpointError, match=r"The images have changed since the run in .* was begun"):
+    with pytest.raises(CheckpointError, match=r"The images have changed since the run in .* started"):
         run_one(settings, tmp_path, other, quiet=True)
     run_one(settings, tmp_path, few, quiet=True)
 
@@ -784,7 +784,7 @@ class TestDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(RunFolder, "append_metrics", full)
-        with pytest.raises(CheckpointError, match=r"stopped by a file error .*give the same command again"):
+        with pytest.raises(CheckpointError, match=r"stopped by a file error .*run the same command again"):
             run_one(self.settings, tmp_path, few, quiet=True)
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full to stand for a full disk")
@@ -947,7 +947,7 @@ class TestWorkers:
         note = tmp_path / "note"
         script = f"trap 'echo saved > {note}; exit 130' TERM; kill -INT {os.getpid()}; while true; do sleep 0.05; done"
         jobs = self.jobs(tmp_path, [script, "true"], monkeypatch)
-        with pytest.raises(Interrupted, match="Give the same command again"):
+        with pytest.raises(Interrupted, match="Run the same command again"):
             workers.run_jobs(jobs, tmp_path, 1, None, lambda text: None)
         assert note.read_text() == "saved\n"
 

@@ -97,7 +97,7 @@ def test_only_regular_files_are_opened(
 ) -> None:
     path = tmp_path / "folder" / "file"
     stranger(path)
-    with pytest.raises(ForeignFile, match=r"file is a \S+( \S+)?, where efcil keeps a file of its own"):
+    with pytest.raises(ForeignFile, match=r"file is a \S+( \S+)?, but efcil writes a file there"):
         use(path)
     assert [each.name for each in path.parent.iterdir()] == ["file"]
 
@@ -169,7 +169,7 @@ def test_a_folder_of_our_own_that_is_a_link(use: Callable[[Path], object], tmp_p
     checkpoint.write(tmp_path / "other", TENSORS, {"n": 1})
     before = sorted(path.name for path in (tmp_path / "other").iterdir())
     (tmp_path / "partial").symlink_to(tmp_path / "other")
-    with pytest.raises(ForeignFile, match="partial is a symbolic link, where efcil keeps a folder"):
+    with pytest.raises(ForeignFile, match="partial is a symbolic link, but efcil writes a folder"):
         use(tmp_path / "partial")
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == before
     assert checkpoint.read(tmp_path / "other").facts == {"n": 1}

@@ -148,7 +148,7 @@ def test_a_run_says_which_tasks_were_computed_otherwise(few: Dataset, tmp_path: 
     run = stopped(BASE, tmp_path, few, 1)
     torch.set_num_threads(threads + 1)
     run_one(BASE, tmp_path, few, quiet=True)
-    assert f"computed in another way: threads {threads} (now {threads + 1})" in run.log_file.read_text()
+    assert f"computed differently: threads {threads} (now {threads + 1})" in run.log_file.read_text()
     made_with = run.read_summary()["made_with"]
     assert [[way["threads"] for way in task] for task in made_with] == [[threads], [threads + 1], [threads + 1]]
     card = Model.load(run.model, "cpu").card
@@ -196,12 +196,12 @@ def test_joint_training_resumes_the_task_it_says(few: Dataset, tmp_path: Path) -
 def test_another_version_is_said(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stopped(BASE, tmp_path, few, 1)
     monkeypatch.setattr("efcil.__version__", "99.1")
-    with pytest.warns(UserWarning, match=r"was last taught with efcil .* \(this is 99\.1\)"):
+    with pytest.warns(UserWarning, match=r"was last trained with efcil .* \(this is 99\.1\)"):
         Model.load(run.model, "cpu")
     run_one(BASE, tmp_path, few, quiet=True)
     log = run.log_file.read_text()
-    assert "The first 1 tasks were computed in another way: efcil" in log
-    assert "Task 2 was under way with efcil" in log
+    assert "The first 1 tasks were computed differently: efcil" in log
+    assert "Task 2 was started with efcil" in log
 
 
 # -- edited results --------------------------------------------------------------------------------------------------
@@ -326,5 +326,5 @@ def test_the_version_of_a_model_of_format_1_is_said(finished: RunFolder, tmp_pat
     visits = [{name: value for name, value in v.items() if name != "made_with"} for v in saved.facts["visits"]]
     facts = saved.facts | {"format": 1, "efcil": "0.0.7", "visits": visits, "experiment": None, "continues": None}
     checkpoint.write(tmp_path, saved.tensors, facts, model_files.STEM)
-    with pytest.warns(UserWarning, match=r"was last taught with efcil 0\.0\.7 \(this is "):
+    with pytest.warns(UserWarning, match=r"was last trained with efcil 0\.0\.7 \(this is "):
         Model.load(tmp_path, "cpu")

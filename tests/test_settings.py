@@ -550,7 +550,7 @@ class TestIdle:
             ("--set later.momentum=0.9", "later.optimiser=sgd"),
             ("--set later.rotations=true", "first_task.rotations"),
             ("--set first_task.backbone_learning_rate=0.1", "first_task.learning_rate"),
-            ("--method fetril fecam --set later.epochs=3", "the first task alone"),
+            ("--method fetril fecam --set later.epochs=3", "only by the recipe of the first task"),
             ("--method joint --set later.learning_rate=0.1", "Change first_task.learning_rate"),
             ("--set regulariser=features efm_weight=5", "it is for regulariser=efm. Set that too"),
             ("--set drift_ridge=1", "it is for prototype_update=linear or prototype_update=linear-residual"),
@@ -561,7 +561,7 @@ class TestIdle:
         ],
     )
     def test_refused(self, arguments: str, says: str) -> None:
-        with pytest.raises(SettingsError, match=f"would change nothing: .*{re.escape(says)}.*, or leave it out"):
+        with pytest.raises(SettingsError, match=f"has no effect: .*{re.escape(says)}.*, or leave it out"):
             planned(arguments)
 
     @pytest.mark.parametrize(
@@ -605,10 +605,10 @@ class TestIdle:
 
         plain = Settings(dataset="digits", method="fetril", network="slim", device="cpu")
         idle = replace(plain, overrides={"later.learning_rate": 0.1})
-        with pytest.raises(SettingsError, match="first task alone"):
+        with pytest.raises(SettingsError, match="only by the recipe of the first task"):
             Model.create(idle, 8)
         model = Model.create(plain, 8)
-        with pytest.raises(SettingsError, match="first task alone"):
+        with pytest.raises(SettingsError, match="only by the recipe of the first task"):
             model.change(idle)
         model.card = replace(model.card, settings=replace(model.card.settings, overrides=idle.overrides))
         model.change(replace(idle, precision="fp32"))
@@ -667,10 +667,10 @@ class TestVary:
         [
             ("--vary 3", "--vary takes name=value value"),
             ("--vary efm_weight=1 2 efm_weight=3", "names 'efm_weight' twice"),
-            ("--vary efm_weight=1 2 --set efm_weight=3", "'efm_weight' has one value and is varied too"),
+            ("--vary efm_weight=1 2 --set efm_weight=3", "'efm_weight' has one value and is also varied"),
             ("--vary efm_wait=1 2", "efm_weight"),
             ("--vary efm_weight=1 much", "much"),
-            ("--method fetril --vary later.epochs=1 2", "would change nothing"),
+            ("--method fetril --vary later.epochs=1 2", "has no effect"),
             ("--vary epochs=1 2", "later.epochs for the others, or --epochs for both"),
             ("--set learning_rate=1", "first_task.learning_rate is for the first task, later.learning_rate for the"),
         ],
@@ -706,13 +706,13 @@ def test_class_orders_of_one_name_are_not_taken_for_one(tmp_path: Path, monkeypa
     for place, order in (("a", range(10)), ("b", reversed(range(10))), ("c", range(10))):
         Path(place).mkdir()
         Path(place, "order.txt").write_text("\n".join(map(str, order)))
-    with pytest.raises(SettingsError, match=r"a/order.txt and .*b/order.txt would have one folder"):
+    with pytest.raises(SettingsError, match=r"a/order.txt and .*b/order.txt would share one folder"):
         planned("--class-order a/order.txt b/order.txt")
     assert len(planned("--class-order a/order.txt c/order.txt")) == 1, "They say the same."
 
 
 def test_a_class_order_that_is_always_the_same_takes_no_seed() -> None:
-    with pytest.raises(SettingsError, match="'class_seed' would change nothing: the class order icarl"):
+    with pytest.raises(SettingsError, match="'class_seed' has no effect: the class order icarl"):
         planned("--class-order icarl --class-seed 0 1")
     runs = planned("--class-order efc icarl --class-seed 3 4")
     assert [(run.class_order, run.class_seed) for run in runs] == [("efc", 3), ("efc", 4), ("icarl", None)]
@@ -866,9 +866,9 @@ class TestOlderRecords:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"seed": 1}, "'seed' is no setting of a method. Give it as --seed"),
+        ({"seed": 1}, "'seed' is not a setting of a method. Give it as --seed"),
         ({"class_order": "icarl"}, "Give it as --class-order"),
-        ({"later": 3}, r"'later' is a recipe, .* such as later\.epochs"),
+        ({"later": 3}, r"'later' is a recipe. .* such as later\.epochs"),
     ],
 )
 def test_what_is_no_setting_of_a_method_has_a_place(overrides: dict[str, Any], message: str) -> None:

@@ -12,7 +12,7 @@ __all__ = ["IncrementalClassifier", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on demand: it needs torch, and the command line answers mistakes faster without it.
+    # Imported on demand: it needs torch, and without it the command line reports mistakes faster.
     if name == "IncrementalClassifier":
         from efcil.classifier import IncrementalClassifier
 

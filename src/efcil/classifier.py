@@ -1,4 +1,4 @@
-"""IncrementalClassifier: learning classes visit by visit, in scikit-learn's manners."""
+"""IncrementalClassifier: learning classes task by task, with scikit-learn's interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from efcil.settings import TrainingSettings
 
 
 class NotLearnedError(EfcilError, NotFittedError):
-    """The classifier was asked before it had learned anything."""
+    """The classifier was used before it had learned anything."""
 
 
 #: Parameters that mean what the setting of the same name means.
@@ -37,9 +37,9 @@ _SAME = (
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):
-    """Classifies images, and learns further classes without any image of the earlier ones.
+    """Classifies images, and learns further classes without images of the earlier ones.
 
-    Every call of `partial_fit` is a task of new classes; `fit` starts afresh. Images may be one uint8 array
+    Every call of `partial_fit` is a task of new classes; `fit` starts over. Images may be one uint8 array
     (N x H x W x C, or N x H x W for grey ones), a list of files, PIL images or arrays, a folder with one sub-folder per
     class, or a torch dataset; labels may be anything hashable.
 
@@ -47,15 +47,15 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     ----------
     method : how to learn; `efcil methods` lists the names.
     network, augmentation : backbone and training augmentation; None takes the preset's.
-    image_size : side in pixels that images are brought to; None decides by the first images.
+    image_size : side in pixels that images are resized to; None chooses it from the first images.
     epochs, first_task_epochs, batch_size : None takes the preset's.
     settings : settings of the method or the recipes, such as {"efm_weight": 5, "later.learning_rate": 1e-4}.
-    preset : the dataset whose recipes are followed; see docs/settings.md.
+    preset : the dataset whose recipes are used; see docs/settings.md.
     seed : of everything random.
     device : auto, cpu, cuda, cuda:1.
     precision : auto, fp32, tf32, bf16.
-    classifier : what tells classes apart: own (the method's way), heads, or one built from the class statistics that
-        the method keeps; see docs/classifiers.md. auto is rebalanced where the method decides by its heads and keeps
+    classifier : how images are classified: own (the method's way), heads, or one built from the class statistics that
+        the method keeps; see docs/classifiers.md. auto is rebalanced if the method classifies with its heads and keeps
         what that needs, else own. Learning does not depend on it.
 
     Attributes
@@ -115,16 +115,17 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     ) -> IncrementalClassifier:
         """Learn new classes as the next task or, with `more`, blend further images into known classes.
 
-        With `folder`, the model lives there, as with `efcil learn`: nobody else can teach it meanwhile, its state is
-        saved every five minutes and on Ctrl-C, the same call resumes it, and the model is saved at the end.
+        With `folder`, the model is stored there, as with `efcil learn`: the folder is locked while it learns, a
+        checkpoint is saved every five minutes and on Ctrl-C, the same call resumes it, and the model is saved at the
+        end.
 
-        `classes` is there because scikit-learn's callers give it; classes need not be announced, and it is not used.
+        `classes` exists for scikit-learn's callers and is not used; classes need not be announced.
         """
         pictures, plain = gather_labelled(images, labels)
         model: Model | None = getattr(self, "model_", None)
         if folder is not None:
             place = Path(folder).expanduser()
-            wanted = lambda _: self._settings()  # noqa: E731 - the estimator's parameters are all there is to say
+            wanted = lambda _: self._settings()  # noqa: E731 - the estimator's parameters are the settings
             return self._take(teach(place, pictures, plain, wanted, model=model, device=self.device, more=more))
         if model is None:
             model = self._new_model(pictures)
@@ -163,7 +164,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def decision_function(self, images: Any) -> np.ndarray:
-        """Return the scores of every class, one row per image; of two classes, only by how much the second leads."""
+        """Return the scores of every class, one row per image; for two classes, the second score minus the first."""
         scores = self._scores(images)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
@@ -206,14 +207,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the model to a folder, which `load`, `efcil learn`, `efcil predict` and the other commands read.
 
-        An earlier state of this model is replaced; another model, or a task that was interrupted, only with
-        `overwrite`.
+        An earlier state of this model is replaced; another model, or an interrupted task, only with `overwrite`.
         """
         self._learned().save(folder, overwrite=overwrite)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> IncrementalClassifier:
-        """Return the classifier of a model folder, with the parameters it was made with."""
+        """Return the classifier of a model folder, with the parameters it was created with."""
         model = Model.load(folder, device)
         kept = model.card.settings
         return cls(
@@ -226,7 +226,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _label_array(labels: list[Any]) -> np.ndarray:
-    """Return labels as an array of their own type where they share a plain one, else as an array of objects."""
+    """Return labels as an array of their own type if they share a plain one, else as an array of objects."""
     kinds = {type(label) for label in labels}
     if len(kinds) == 1 and kinds <= {str, int, bool, float} and not any(map(_altered, labels)):
         return np.array(labels)
@@ -236,7 +236,7 @@ def _label_array(labels: list[Any]) -> np.ndarray:
 
 
 def _altered(label: Any) -> bool:
-    """Say whether an array of a plain type would not give the label back: large numbers, zero characters at the end."""
+    """Return whether an array of a plain type would change the label: large numbers, zero characters at the end."""
     too_large = isinstance(label, int) and not -(1 << 63) <= label < 1 << 63
     return too_large or (isinstance(label, str) and label.endswith("\0"))
 

@@ -1,6 +1,6 @@
 """The `efcil` command: finds the sub-command, and turns errors into sentences and exit codes.
 
-Exit codes: 0 done; 1 a run failed; 2 a mistake in what was asked for or in the data; 130 interrupted.
+Exit codes: 0 done; 1 a run failed; 2 a mistake in the command, the settings or the data; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from efcil.errors import EfcilError, SettingsError, TrainingError, closest
 from efcil.output import lines, printable_warnings
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
-#: What disks and file systems do: full, over quota, failing, read-only, gone.
+#: Errors of disks and file systems: full, over quota, failing, read-only, gone.
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG}
-#: By format, what becomes of bytes of a name that are no text: JSON has an escape for them, elsewhere they stay bytes.
+#: By format, how bytes of a file name that are not text are written: JSON escapes them, CSV keeps the bytes.
 _UNDECODABLE = {"json": "backslashreplace", "csv": "surrogateescape"}
 
 
@@ -35,13 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with printable_warnings():
             code = _dispatch(given)
-        sys.stdout.flush()  # here, where a reader that has gone is still handled
+        sys.stdout.flush()  # here, where a closed pipe is still handled
         return code
     except KeyboardInterrupt as interruption:
-        # What can be gone on with says so itself.
+        # The message of a command that can be resumed says how.
         return _fail(str(interruption) or "Interrupted.", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) has gone; nothing more can be printed, not even at exit.
+        # The reader of the pipe (`| head`) has closed it; nothing more can be printed, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(f"{error.filename} cannot be opened ({error.strerror}). {advice}", MISTAKE)
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             place = error.filename if error.filename is not None else "A file"
-            advice = "Put that right, and give the same command again."
+            advice = "Fix the cause, and run the same command again."
             return _fail(f"{place} cannot be read or written ({error.strerror}). {advice}", FAILED)
         advice = "" if "--debug" in given else " Add --debug to see where."
         said = f": {error}" if str(error) else ""
@@ -88,7 +88,7 @@ def _dispatch(given: list[str]) -> int:
         raise SettingsError(f"There is no command {command!r}.{closest(command, commands)}")
     try:
         arguments, unknown = parser.parse_known_args(given)
-    except SystemExit as leaving:  # --help and --version have printed what they had to
+    except SystemExit as leaving:  # --help and --version have printed their text
         return leaving.code if isinstance(leaving.code, int) else 0
     if unknown:
         commands.get(arguments.command, parser).refuse(unknown)
@@ -101,14 +101,14 @@ def _dispatch(given: list[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Give a process that was started without output (`>&-`) some; else its first file would be taken for it."""
+    """Give a process started with closed streams (`>&-`) new ones; else the first file it opens would replace them."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
 
 
 def _prepare_output(form: str) -> None:
-    """Make what programs read UTF-8, whatever the terminal has, and keep names of files that are no text at all."""
+    """Write output for programs as UTF-8, whatever the terminal uses, and keep file names that are not valid text."""
     if form in _UNDECODABLE and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", errors=_UNDECODABLE[form])
 

@@ -1,4 +1,4 @@
-"""Whether kernels of our own can be used; everything they do is also written in plain PyTorch."""
+"""Whether our own kernels can be used; everything they do is also written in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def compiled(device: torch.device) -> bool:
-    """Say whether kernels are compiled for a device: one of CUDA, where Triton is installed."""
+    """Return whether kernels are compiled for a device: it must be a CUDA device, and Triton installed."""
     return device.type == "cuda" and _triton()
 
 

@@ -1,4 +1,4 @@
-"""What a result was made with: versions, commit, hardware, command."""
+"""What produced a result: versions, commit, hardware, command."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import efcil
 
-#: Names the commit where the code was copied to a machine without its git history.
+#: Names the commit if the code was copied to a machine without its git history.
 COMMIT_VARIABLE = "EFCIL_COMMIT"
-#: Holds the command that a person typed, in processes that it started.
+#: Holds the command that the user typed, for the processes that it started.
 COMMAND_VARIABLE = "EFCIL_COMMAND"
 
 
@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
 
 @cache
 def _own_commit() -> tuple[str | None, bool | None]:
-    # Read once: what is committed or edited while a run is under way is not what it runs.
+    # Read once: commits and edits after the start do not change the code that a run executes.
     return source_commit(Path(efcil.__file__).resolve())
 
 
@@ -44,12 +44,12 @@ def code() -> str | None:
 
 
 def code_name(commit: str | None, changed: bool | None) -> str | None:
-    """Return the commit, with `+changes` behind it if there were uncommitted ones."""
+    """Return the commit, followed by `+changes` if there were uncommitted changes."""
     return f"{commit}+changes" if commit is not None and changed else commit
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, efcil and the libraries that decide numbers."""
+    """Return the versions of Python, efcil and the libraries that affect the numbers."""
     found = {"python": platform.python_version(), "efcil": efcil.__version__}
     for package in ("torch", "numpy", "triton"):
         try:
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return processor, cores and, where there are any, GPUs."""
+    """Return processor, cores and, if there are any, GPUs."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -69,7 +69,7 @@ def hardware() -> dict[str, Any]:
 
 
 def command() -> str:
-    """Return the command line that started this process, or the one that started it, as it can be typed again."""
+    """Return the command line of this process, or of the one that started it, ready to be typed again."""
     if COMMAND_VARIABLE in os.environ:
         return os.environ[COMMAND_VARIABLE]
     path = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python")
@@ -80,8 +80,8 @@ def command() -> str:
 
 def source_commit(file: Path) -> tuple[str | None, bool | None]:
     """Return commit and whether there are uncommitted changes, of the checkout that tracks `file`."""
-    # A package installed into an environment inside somebody's repository is not part of that repository: only a
-    # file that git tracks says something about this code.
+    # A package installed into an environment inside some repository is not part of that repository: only for a file
+    # that git tracks does the commit describe this code.
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return os.environ.get(COMMIT_VARIABLE), None
     commit = _git(file.parent, "rev-parse", "HEAD")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class EfcilError(Exception):
-    """Something the user can put right. The message says what is wrong and what to do; no traceback is shown."""
+    """Something the user can fix. The message says what is wrong and what to do; no traceback is shown."""
 
 
 class DataError(EfcilError):
@@ -24,7 +24,7 @@ class RunFolderError(EfcilError):
 
 
 class TrainingError(EfcilError):
-    """Training stopped because going on would be wrong, for example a loss that is not finite."""
+    """Training stopped because it could not continue correctly, for example after a loss that is not finite."""
 
 
 class GridError(TrainingError):
@@ -36,17 +36,17 @@ class GridError(TrainingError):
 
 
 def printable(value: object) -> str:
-    """Return text on one line, control characters spelled out: names may hold them, and terminals obey them."""
+    """Return text on one line, control characters escaped: names may contain them, and terminals obey them."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """Return text that is quoted in a sentence, the middle of a long one left out."""
+    """Return text to quote in a sentence; the middle of a long text is left out."""
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 4) :]}"
 
 
 def some(names: Sequence[object], most: int = 5) -> str:
-    """Return names as a list in words, the last ones as a number where there are many."""
+    """Return names as a list in words; if there are many, the last ones as a count."""
     shown = ", ".join(str(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} others"
 

@@ -1,7 +1,7 @@
-"""Folders that are written to: whole files or none, files of our own only, room on the disk, and who works there.
+"""Writing into folders: whole files or none, only files of efcil itself, free disk space, and locks.
 
-What lies inside a run folder or a model folder is ours: regular files and plain folders. A link, a pipe or a device in
-their place is never followed, opened or written to. The folder itself is named by the user, and may be a link.
+A run folder or a model folder contains only regular files and plain folders written by efcil. A link, a pipe or a
+device in their place is never followed, opened or written to. The folder itself is named by the user and may be a link.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from efcil.errors import RunFolderError
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: a lock file is all there is
+except ImportError:  # not a POSIX system: only the lock file itself is available
     fcntl = None  # type: ignore[assignment]
 
 POLL_SECONDS = 0.2
-#: Bytes of a lock file that are read: a process number and the name of a computer.
+#: Most bytes of a lock file that are read: a process number and the name of a computer.
 LONGEST_LOCK = 128
-# Whatever is put in place between looking and opening: a link is not followed, and a pipe does not wait for a writer.
+# Even if the file is replaced between check and opening: a link is not followed, and a pipe does not block.
 _CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _KINDS = (
     (stat.S_ISREG, "a file"),
@@ -42,13 +42,13 @@ _KINDS = (
 
 
 class ForeignFile(RunFolderError):
-    """Something that efcil did not put there, in the place of a file or folder of its own."""
+    """Something that efcil did not write, in the place of one of its files or folders."""
 
     def __init__(self, path: Path, mode: int, wanted: str) -> None:
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a device")
         super().__init__(
-            f"{path} is {kind}, where efcil keeps {wanted} of its own. It was neither read nor written. Move it away, "
-            "and give the same command again."
+            f"{path} is {kind}, but efcil writes {wanted} there. It was neither read nor written. Move it elsewhere, "
+            "and run the same command again."
         )
 
 
@@ -58,7 +58,7 @@ def _umask() -> int:
     return current
 
 
-# Asked once: asking means changing it for a moment, which other threads would see.
+# Read once: reading it means changing it for a moment, which other threads would see.
 _UMASK = _umask()
 
 
@@ -71,7 +71,7 @@ def refuse_foreign_file(path: Path) -> None:
 
 
 def refuse_foreign_folder(path: Path) -> None:
-    """Raise unless `path` is a folder and no link to one, or nothing."""
+    """Raise unless `path` is a folder (not a link to one), or nothing."""
     _refuse_others(path, stat.S_ISDIR, "a folder")
 
 
@@ -100,7 +100,7 @@ def open_regular(path: Path, mode: str, **keywords: Any) -> IO[Any]:
 
 
 def read_regular(path: Path, limit: int | None = None) -> bytes:
-    """Return the content of a file of our own; one of more than `limit` bytes raises."""
+    """Return the content of a file of our own; a file of more than `limit` bytes raises."""
     with open_regular(path, "rb") as file:
         if limit is not None and os.fstat(file.fileno()).st_size > limit:
             raise OSError(f"it has more than {limit} bytes")
@@ -109,7 +109,7 @@ def read_regular(path: Path, limit: int | None = None) -> bytes:
 
 
 def is_regular(path: Path) -> bool:
-    """Say whether `path` is a regular file and no link to one."""
+    """Return whether `path` is a regular file and not a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -132,7 +132,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files only their owner can read; results are meant to be shared like any other file.
+        # mkstemp creates files that only their owner can read; results should be readable like any other file.
         os.chmod(temporary, 0o666 & ~_UMASK)
         os.replace(temporary, path)
     except BaseException:
@@ -142,7 +142,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, so that a power cut loses none of them."""
+    """Create a folder and those above it, so that a power cut loses none of them."""
     new = []
     for place in (folder, *folder.parents):
         if place.exists():
@@ -154,16 +154,16 @@ def make_folder(folder: Path) -> None:
         _sync_folder(place.parent)
 
 
-# -- room ------------------------------------------------------------------------------------------------------------
+# -- disk space ------------------------------------------------------------------------------------------------------
 
 
 def refuse_unwritable(folder: Path, needed: int) -> None:
-    """Make `folder`, write into it for a try, and compare what a run needs with what the disk has left."""
+    """Create `folder`, try to write into it, and compare what a run needs with the free space of the disk."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if folder.is_file():
             raise NotADirectoryError(20, "it is a file")
-        # Taken at its word even where we are the superuser, who could write there all the same.
+        # Respected even for the superuser, who could write there anyway.
         if not existing.stat().st_mode & 0o222:
             raise PermissionError(13, "it is read-only")
         make_folder(folder)
@@ -192,25 +192,25 @@ def refuse_full(folder: Path, needed: int, free: int | None = None) -> None:
 
 # -- one writer at a time --------------------------------------------------------------------------------------------
 
-# The lock files that this process holds, by device and number: its own name in another one is that of a process that
-# had the same number before.
+# The lock files that this process holds, by device and inode: any other lock file with this process's number was left
+# by an earlier process with the same number.
 _HELD: set[tuple[int, int]] = set()
 
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold the lock file `path`. If another process holds it, wait, telling `waiting` every so often, or raise.
+    """Hold the lock file `path`. If another process holds it, wait, calling `waiting` regularly, or raise.
 
-    The lock belongs to the process, so it ends with it, however that happens. `waiting` may raise to give up.
+    The lock ends with the process, however that ends. `waiting` may raise to give up.
 
-    Where the file system has no locks, the file itself is the lock: it names its process, and counts as long as that
-    process runs. This is said once, because a process on another computer cannot be seen that way.
+    If the file system has no locks, the file itself is the lock: it names its process, and counts as long as that
+    process runs. A warning says so once, because a process on another computer cannot be seen that way.
     """
     while (stream := _begin_lock(path)) is None:
         owner = _owner(path)
         if waiting is None:
             raise RunFolderError(
-                f"{path.parent} is being worked on by another process ({owner}). Wait for it to end; if it has ended, "
+                f"{path.parent} is in use by another process ({owner}). Wait for it to end; if it has ended, "
                 f"remove {path}."
             )
         waiting(owner)
@@ -220,7 +220,7 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator
     try:
         yield
     finally:
-        # Removed while still held; whoever waits for this very file notices that it is gone and makes a new one.
+        # Removed while still held; a process that waits for this file notices that it is gone and creates a new one.
         with suppress(OSError):
             path.unlink(missing_ok=True)
         _HELD.discard(held)
@@ -233,13 +233,13 @@ def _begin_lock(path: Path) -> IO[bytes] | None:
         return _try_lock(path)
     except OSError as error:
         raise RunFolderError(
-            f"The lock file {path} cannot be written ({error.strerror or error}). Nothing has been changed; put that "
-            "right and give the same command again."
+            f"The lock file {path} cannot be written ({error.strerror or error}). Nothing has been changed; fix "
+            "the cause and run the same command again."
         ) from error
 
 
 def is_lock(path: Path) -> bool:
-    """Say whether a file holds no more than a lock: the number of a process and the name of a computer."""
+    """Return whether a file contains only what a lock file does: a process number and the name of a computer."""
     try:
         return re.fullmatch(rb"[0-9]{1,20}( [!-~]{1,64})?\n?", read_regular(path, LONGEST_LOCK)) is not None
     except (OSError, RunFolderError):
@@ -247,7 +247,7 @@ def is_lock(path: Path) -> bool:
 
 
 def _try_lock(path: Path) -> IO[bytes] | None:
-    """Return the lock file, locked and open, or None where another process has it."""
+    """Return the lock file, locked and open, or None if another process has it."""
     while True:
         stream, created = _open_lock(path)
         try:
@@ -266,7 +266,7 @@ def _try_lock(path: Path) -> IO[bytes] | None:
 
 
 def _open_lock(path: Path) -> tuple[IO[bytes], bool]:
-    """Open the lock file; also say whether it was made just now."""
+    """Open the lock file; also return whether it was created just now."""
     try:
         return open(path, "xb", opener=lambda name, flags: os.open(name, flags | _CAREFULLY, 0o666)), True
     except FileExistsError:
@@ -274,7 +274,7 @@ def _open_lock(path: Path) -> tuple[IO[bytes], bool]:
 
 
 def _is_ours(path: Path, stream: IO[bytes], created: bool) -> bool | None:
-    """Lock an open lock file; return whether that succeeded, None where the file is gone meanwhile."""
+    """Lock an open lock file; return whether that succeeded, None if the file has been removed meanwhile."""
     try:
         if fcntl is None:
             raise OSError("this system has no locks")
@@ -295,17 +295,17 @@ def _is_ours(path: Path, stream: IO[bytes], created: bool) -> bool | None:
 
 
 def _is_alive(path: Path, stream: IO[bytes]) -> bool:
-    """Say whether the process that a lock file names may still be running."""
+    """Return whether the process that a lock file names may still be running."""
     if _identity(stream) in _HELD:
         return True
     number, host = _named(path)
-    if number is None:  # one that is just being made has no content for a moment
+    if number is None:  # a lock file has no content for a moment after it is created
         time.sleep(POLL_SECONDS)
         number, host = _named(path)
     if number is None:
         return False
     if host != _host():
-        return True  # nobody can tell from here
+        return True  # it is on another computer, so this is unknown
     if number == os.getpid():
         return False
     try:
@@ -344,7 +344,7 @@ def _owner(path: Path) -> str:
 
 @functools.cache
 def _warn_of_no_locks(reason: str) -> None:
-    """Say once that locks cannot be had."""
+    """Warn once that files cannot be locked."""
     warnings.warn(
         f"Files cannot be locked here ({reason}). A second efcil command in the same folder is noticed only if it runs "
         "on the same computer; do not start two of them from different computers.",
@@ -353,7 +353,7 @@ def _warn_of_no_locks(reason: str) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable where the system lets folders be synced."""
+    """Make a rename durable if the system can sync folders."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

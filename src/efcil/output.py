@@ -1,7 +1,7 @@
-"""Text from data on its way out: to terminals, spreadsheets, web pages and programs that read JSON.
+"""Output of text that comes from data: to terminals, spreadsheets, web pages and programs that read JSON.
 
 Names of classes, files and settings come from anywhere. Terminals obey the control characters in them, spreadsheets
-run what begins like a formula, and characters that turn the direction of writing make a name look like another.
+run text that starts like a formula, and characters that reverse the writing direction make a name look like another.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from typing import Any
 
 from efcil.errors import printable
 
-#: What spreadsheets take for the beginning of a formula, or skip in front of one; also as full-width characters.
+#: What spreadsheets read as the start of a formula, or skip in front of one; also as full-width characters.
 _FORMULA = re.compile(r"[\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 _PACKAGE = Path(__file__).parent
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def lines(text: str) -> str:
-    """Return text of several lines, the control characters in each spelled out."""
+    """Return text of several lines, with control characters in each escaped."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def cell(value: object) -> object:
-    """Return a cell of a CSV file: text that begins like a formula gets an apostrophe in front, numbers stay."""
+    """Return a cell of a CSV file: text that starts like a formula gets an apostrophe in front; numbers do not."""
     if not isinstance(value, str):
         return value if value is None or isinstance(value, int | float) else cell(str(value))
     return f"'{value}" if _FORMULA.match(value) and not _NUMBER.fullmatch(value) else value
 
 
 def csv_line(values: Iterable[object]) -> str:
-    """Return a line of a CSV file. Text with any kind of line end is quoted, so that no cell begins a line."""
+    """Return a line of a CSV file. Text with any kind of line end is quoted, so that no cell starts a line."""
     text = io.StringIO()
-    csv.writer(text).writerow(map(cell, values))  # which quotes what its own line end, CR LF, is made of
+    csv.writer(text).writerow(map(cell, values))  # the writer quotes the characters of its own line end, CR LF
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def escape(text: object) -> str:
-    """Return text as HTML on one line, control characters spelled out."""
+    """Return text as HTML on one line, with control characters escaped."""
     return html.escape(printable(text))
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON in which only characters that can be seen stand for themselves."""
+    """Return JSON in which every character that is not visible is escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    # Line ends are those between values: inside of text JSON has them as escapes.
+    # Line ends here are between values: inside of text, JSON escapes them.
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 

@@ -1,12 +1,12 @@
-"""What a run leaves behind: one folder per run, written so that a killed run leaves no half-written file.
+"""The folder of a run, written so that a killed run leaves no half-written file.
 
 <output>/<dataset>/<scenario>/<label>/seed<k>/
   settings.yaml   exactly what ran; `efcil run --config settings.yaml` runs it again
   metrics.jsonl   one line per epoch and per task
   accuracy.csv    accuracy on every task after every task, task-agnostic and task-aware
-  summary.json    the results, and what they were made with; its presence means that the run has finished
-  model/          a model folder: weights, state of the method, and where the run is
-  partial/        the middle of the task under way
+  summary.json    the results, and the code and environment that gave them; if it exists, the run has finished
+  model/          a model folder: weights, state of the method, and how far the run is
+  partial/        the checkpoint within the current task
   log.txt
 """
 
@@ -49,12 +49,12 @@ from efcil.resolution.unused import without_unused
 from efcil.settings import Settings
 from efcil.settings.options import show
 
-#: How the files of a model folder are called.
+#: Names of the files of a model folder.
 MODEL = "model"
 AGNOSTIC, AWARE, SIZES = "task-agnostic", "task-aware", "classes"
 __all__ = ["RunFolder", "RunFolderError", "environment", "find_runs", "locate", "write_atomically"]
 
-#: No folder can be called by a longer name, so no run is.
+#: Most characters of a folder's name, and so of a run's.
 LONGEST_NAME = 255
 REQUIRED = ("method", "label", "dataset", "scenario", "seed", "A_step", "A_inc")
 
@@ -84,7 +84,7 @@ class RunFolder:
     def is_finished(self, settings: Settings | None = None) -> bool:
         """Return whether the run has ended with a summary; a summary that cannot be read raises.
 
-        With `settings`, a folder that holds another run raises too, so that nothing is skipped by mistake.
+        With `settings`, a folder that holds another run raises too, so that no run is skipped by mistake.
         """
         if settings is not None:
             self._refuse_other(identity(settings))
@@ -103,7 +103,7 @@ class RunFolder:
         write_own(self.settings_file, to_yaml(settings, resolved=wanted))
 
     def refuse_foreign(self) -> None:
-        """Refuse links, pipes and devices in the places of our files and folders, before time is spent on training."""
+        """Refuse links, pipes and devices in the place of our files and folders, before training."""
         for file in (self.settings_file, self.metrics_file, self.accuracy_file, self.summary_file, self.log_file):
             refuse_foreign_file(file)
         for folder in (self.model, self.path / "partial"):
@@ -117,7 +117,7 @@ class RunFolder:
             listed = "; ".join(f"{name} is {show(old)} there and {show(new)} now" for name, (old, new) in pairs)
             raise RunFolderError(
                 f"{self.path} holds a run with other settings: {listed}. "
-                "Choose another --output, or remove that folder to start again."
+                "Choose another --output, or remove that folder to start over."
             )
 
     def _refuse_other_results(self, summary: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> None:
@@ -133,7 +133,7 @@ class RunFolder:
             )
 
     def read_identity(self) -> dict[str, Any] | None:
-        """Return the identity of the run that this folder was made for, None where there is none yet."""
+        """Return the identity of the run that this folder was created for, None if there is none yet."""
         if not self.settings_file.exists():
             return None
         try:
@@ -146,22 +146,22 @@ class RunFolder:
         return stored
 
     def read_settings(self) -> Settings:
-        """Return the settings that mean this run today, whatever presets and defaults have become since it was made.
+        """Return the settings that describe this run today, even if presets and defaults have changed since.
 
-        What they say beyond today's preset made a difference: a value that was recorded and never used is left out.
+        Recorded values that had no effect on the run are left out.
         """
         refuse_foreign_file(self.settings_file)
         (settings,) = load_config(self.settings_file)
         return without_unused(settings)
 
     def remove_leftovers(self) -> None:
-        """Remove the files that a killed process was about to put into place; nobody else may be writing."""
+        """Remove the temporary files of a killed process; no other process may be writing."""
         for leftover in self.path.glob(".*.tmp"):
             if is_regular(leftover):
                 leftover.unlink(missing_ok=True)
 
     def append_metrics(self, values: Mapping[str, Any]) -> None:
-        """Add one line to metrics.jsonl, after removing the torn line that a crash may have left at its end."""
+        """Add one line to metrics.jsonl, after removing an incomplete last line that a crash may have left."""
         make_folder(self.path)
         line = (json.dumps(_plain(values), allow_nan=False) + "\n").encode()
         with open_regular(self.metrics_file, "ab+") as file:
@@ -171,7 +171,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl; a torn last line is ignored, a damaged one elsewhere raises."""
+        """Return the lines of metrics.jsonl; an incomplete last line is ignored, a damaged one elsewhere raises."""
         return [json.loads(line) for line in self._metric_lines()]
 
     def truncate_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -194,7 +194,7 @@ class RunFolder:
         return _file_digest(self.metrics_file)
 
     def model_digest(self) -> str | None:
-        """Return the SHA-256 of the tensors in model/, None where no task has ended."""
+        """Return the SHA-256 of the tensors in model/, None if no task has ended."""
         return checkpoint.describe(self.model, MODEL).sha256 if checkpoint.exists(self.model, MODEL) else None
 
     def write_accuracy(self, agnostic: ArrayLike, aware: ArrayLike, task_sizes: Sequence[int]) -> None:
@@ -229,7 +229,7 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json, which marks the run as finished; numbers that are not finite become null.
 
-        It carries a checksum of itself and of the files that it sums up.
+        It contains a checksum of itself and of the files that it summarises.
         """
         missing = [name for name in REQUIRED if name not in summary]
         if missing:
@@ -256,7 +256,7 @@ class RunFolder:
         return summary
 
     def verified_summary(self) -> dict[str, Any]:
-        """Return summary.json once its results are found again in the accuracy matrices, and no file was changed."""
+        """Return summary.json after checking that the accuracy matrices give its results and no file was changed."""
         summary = self.read_summary()
         if not self.accuracy_file.exists():
             raise _damaged(self.accuracy_file, "it is missing")
@@ -276,7 +276,7 @@ class RunFolder:
         digests = summary.get("files")
         for file in (self.accuracy_file, self.metrics_file):
             if isinstance(digests, dict) and digests.get(file.name) != _file_digest(file):
-                raise _damaged(file, "it was changed after the run had ended")
+                raise _damaged(file, "it was changed after the run ended")
         return summary
 
     def _metric_lines(self) -> list[str]:
@@ -329,7 +329,7 @@ def _natural(parts: Sequence[str]) -> list[list[tuple[int, str]]]:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Say whether a required value of a summary is of its kind: a number, null where not measured, or a name."""
+    """Return whether a required value of a summary has the right kind: a number, null if not measured, or a name."""
     if name == "seed":
         return isinstance(value, int)
     if name in ("A_step", "A_inc"):
@@ -338,7 +338,7 @@ def _fits(name: str, value: Any) -> bool:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Say whether two results are equal but for rounding; lists are compared value by value."""
+    """Return whether two results are equal up to rounding; lists are compared value by value."""
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(_same, first, second))
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (first, second)]
@@ -359,7 +359,7 @@ def _damaged(file: Path, reason: str = "") -> RunFolderError:
 
 
 def _plain(value: Any) -> Any:
-    """Turn arrays, scalars, tuples and paths into what JSON knows; NaN and infinities become None."""
+    """Convert arrays, scalars, tuples and paths to JSON values; NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):

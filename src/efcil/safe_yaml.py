@@ -1,7 +1,7 @@
-"""YAML from files that anybody may have written, read in bounded time and memory.
+"""YAML from untrusted files, read in bounded time and memory.
 
 Aliases are refused: a few lines of them can stand for billions of values. So are deep nesting, files far larger than
-settings can be, and names that are given twice, of which one value would be lost.
+settings can be, and names that are given twice, because one of the values would be lost.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ MOST_LEVELS = 20
 
 
 class YamlError(yaml.YAMLError):
-    """YAML that is not read: it is damaged, too large, or uses what settings do not need."""
+    """YAML that is refused: it is damaged, too large, or uses features that settings do not need."""
 
 
 def parse(text: str) -> Any:
-    """Return the value of YAML text; whatever is wrong with it is a YamlError on one line."""
+    """Return the value of YAML text; anything wrong with it raises a YamlError with a message of one line."""
     if len(text) > MOST_BYTES:
         raise YamlError(f"it holds more than {MOST_BYTES:,} characters")
     try:
         return yaml.load(text, _Loader)  # a safe loader too
-    except Exception as error:  # values that contradict their tags make PyYAML raise almost anything
+    except Exception as error:  # for values that contradict their tags, PyYAML may raise almost anything
         raise YamlError(" ".join(str(error).split())[:300] or type(error).__name__) from None
 
 
 def read(file: Path) -> Any:
-    """Return the value of a YAML file; whatever is wrong with its content is a YamlError."""
+    """Return the value of a YAML file; anything wrong with its content raises a YamlError."""
     try:
         return parse(read_text(file, MOST_BYTES))
     except ValueError as error:
@@ -46,9 +46,9 @@ class _Loader(yaml.SafeLoader):
     levels = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Return the next node, which may be no alias and not too deep."""
+        """Return the next node; an alias or too deep a node raises."""
         if self.check_event(yaml.AliasEvent):
-            raise self._refused("aliases (*name) are not read; write the value out", self.peek_event().start_mark)
+            raise self._refused("aliases (*name) are not allowed; repeat the value", self.peek_event().start_mark)
         self.levels += 1
         if self.levels > MOST_LEVELS:
             raise self._refused("it is nested too deeply", self.peek_event().start_mark)
@@ -57,7 +57,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return the mapping, once its names are known to differ."""
+        """Return the mapping, after checking that no name is given twice."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):

@@ -1,4 +1,4 @@
-"""Random streams derived by name, so that what is drawn never depends on what was drawn before."""
+"""Random streams derived by name, so that a draw never depends on earlier draws."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_tiny_imagenet_faults_are_named(tiny: Path, tmp_path: Path) -> None:
     refused(r"val_annotations\.txt cannot be read")
     annotations.write_text(good)
     picture(tiny / "train" / "n01" / "images" / "n01_0.JPEG", 5, (64, 32))
-    refused(r"n01_0\.JPEG is 64 x 32 pixels where 64 x 64 is expected")
+    refused(r"n01_0\.JPEG is 64 x 32 pixels, but 64 x 64 is expected")
     picture(tiny / "train" / "n01" / "images" / "n01_0.JPEG", 10)
     (tiny / "train" / "n00").mkdir()
     refused(r"class folder .*n00 holds no image")
@@ -290,7 +290,7 @@ def test_folder_faults_are_named(tmp_path: Path) -> None:
         load("folder", root, tmp_path, held_out=0.5)
     with pytest.raises(DataError, match=r"1\.jpg is not a folder"):
         load("folder", root / "c" / "1.jpg", tmp_path, held_out=0.5)
-    with pytest.raises(DataError, match="at least two classes; it holds none"):
+    with pytest.raises(DataError, match="at least two classes; it has none"):
         load("folder", root / "a", tmp_path, held_out=0.5)
     with pytest.raises(SettingsError, match="image_size must be at least 1"):
         load("folder", root, tmp_path, held_out=0.5, image_size=0)

@@ -36,14 +36,14 @@ START = b"\x80\x04"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"}" + DOUBLED + b"K\x01s.", "a key that is no text"),
-        (b"}(" + DOUBLED + b"K\x01u.", "a key that is no text"),
-        (b"(" + DOUBLED + b"K\x01d.", "a key that is no text"),
-        (b"})" + 200_000 * b"\x85" + b"K\x01s.", "a key that is no text"),
-        (b"}K\x01K\x01s.", "a key that is no text"),
+        (b"}" + DOUBLED + b"K\x01s.", "a key that is not text"),
+        (b"}(" + DOUBLED + b"K\x01u.", "a key that is not text"),
+        (b"(" + DOUBLED + b"K\x01d.", "a key that is not text"),
+        (b"})" + 200_000 * b"\x85" + b"K\x01s.", "a key that is not text"),
+        (b"}K\x01K\x01s.", "a key that is not text"),
         (b"c_codecs\nencode\n(X\x01\x00\x00\x00a" + DOUBLED + b"tR.", "in a way that is not allowed"),
-        (b"\x8f.", "a step that has no place"),
-        (b"c_codecs\nencode\n}X\x08\x00\x00\x00__name__K\x01sb.", "changes something that is no array"),
+        (b"\x8f.", "a step that image data does not need"),
+        (b"c_codecs\nencode\n}X\x08\x00\x00\x00__name__K\x01sb.", "changes something that is not an array"),
         (b"}r\xff\xff\xff\x7f0.", "is refused"),
         (b"I" + 5000 * b"9" + b"\n.", "is refused"),
         (b"\x96" + (1 << 40).to_bytes(8, "little") + b"x.", "is refused"),
@@ -71,7 +71,7 @@ def test_types_and_names_of_pickles_are_not_written_out(tmp_path: Path) -> None:
     write_pickles(tmp_path)
     names = b"}X\x10\x00\x00\x00fine_label_names](" + DOUBLED + b"q\x00" + 99 * b"h\x00" + b"es."
     (tmp_path / "meta").write_bytes(START + names)
-    with pytest.raises(DataError, match="class names that are no text"):
+    with pytest.raises(DataError, match="class names that are not text"):
         load(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_archives_that_unpack_to_very_much(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cifar100, "MOST_BYTES", 1 << 20, raising=False)
     monkeypatch.setattr(cifar100, "MOST_UNPACKED", 2 << 20, raising=False)
     large = bytes((1 << 20) + 1)
-    with pytest.raises(DataError, match=r"c/unused in .* where no file of CIFAR-100 has more"):
+    with pytest.raises(DataError, match=r"c/unused in .* but no file of CIFAR-100 has more"):
         load(archive_of(tmp_path, (member("c/unused", len(large)), large)))
     halves = [(member(f"c/{number}", 1 << 20), bytes(1 << 20)) for number in range(3)]
     with pytest.raises(DataError, match="unpacks to more than 2 MiB"):
@@ -142,7 +142,7 @@ def test_headers_that_claim_8_gigabytes(tmp_path: Path, kind: bytes) -> None:
         header[148:156] = b"%06o\0 " % (256 + sum(header[:148]) + sum(header[156:512]))
     file = tmp_path / "cifar-100-python.tar.gz"
     file.write_bytes(gzip.compress(bytes(header) + bytes(10240)))
-    with pytest.raises(DataError, match=r"where no file of CIFAR-100 has more|unpacks to more than"):
+    with pytest.raises(DataError, match=r"but no file of CIFAR-100 has more|unpacks to more than"):
         load(file)
 
 
@@ -176,7 +176,7 @@ def test_files_of_a_folder_have_a_size(tmp_path: Path, monkeypatch: pytest.Monke
     folder.mkdir()
     write_pickles(folder)
     monkeypatch.setattr(cifar100, "MOST_BYTES", 100, raising=False)
-    with pytest.raises(DataError, match="where no file of CIFAR-100 has more"):
+    with pytest.raises(DataError, match="but no file of CIFAR-100 has more"):
         load(folder)
 
 
@@ -234,7 +234,7 @@ def test_deep_names_in_a_shard_are_no_names(tmp_path: Path) -> None:
 def test_a_pipe_in_the_place_of_a_shard_is_not_waited_for(tmp_path: Path) -> None:
     write_shard(tmp_path / "s" / "test-0.parquet", [b"x"])
     os.mkfifo(tmp_path / "s" / "train-0.parquet")
-    with pytest.raises(DataError, match=r"train-0\.parquet is no regular file"):
+    with pytest.raises(DataError, match=r"train-0\.parquet is not a regular file"):
         load(tmp_path / "s")
 
 
@@ -252,7 +252,7 @@ def png_header(width: int, height: int) -> bytes:
 
 def test_images_of_another_size_are_not_decoded(tmp_path: Path) -> None:
     encoded = Encoded(png_header(9000, 9000), "The image x.png")
-    with pytest.raises(DataError, match=r"x\.png is 9000 x 9000 pixels where 32 x 32 is expected"):
+    with pytest.raises(DataError, match=r"x\.png is 9000 x 9000 pixels, but 32 x 32 is expected"):
         decode_image(encoded, Fit(32))
 
 

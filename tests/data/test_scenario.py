@@ -81,11 +81,11 @@ def test_refusals_spell_out_the_arithmetic() -> None:
         make_scenario("cs20", 10, order=range(10), dataset="digits")
     with pytest.raises(SettingsError, match=r"ws10 needs at least 11 classes, .*10 steps.*; digits has 10\."):
         make_scenario("ws10", 10, order=range(10), dataset="digits")
-    with pytest.raises(SettingsError, match=r"10 - 8 = 2 to the 4 later tasks.*4 in all"):
+    with pytest.raises(SettingsError, match=r"10 - 8 = 2 for the 4 later tasks.*4 in total"):
         sizes("custom", 10, tasks=5, first_task_classes=8)
     with pytest.raises(SettingsError, match=r"10 - 11 = -1"):
         sizes("custom", 10, tasks=2, first_task_classes=11)
-    with pytest.raises(SettingsError, match="nothing may be left"):
+    with pytest.raises(SettingsError, match="no class may be left"):
         sizes("custom", 10, tasks=1, first_task_classes=4)
 
 
@@ -199,7 +199,7 @@ def test_order_from_a_file(tmp_path: Path, text: str) -> None:
         ("0\n1\n2\n4", "Line 4 .* is class 4, but classes run from 0 to 3"),
         ("0\n1\n2\n-1", "is class -1"),
         ("cat\ndgo\nfox\n7", "Line 2 .* is not a class: 'dgo'. Did you mean 'dog'"),
-        ("[0, 1", "begins like a JSON list"),
+        ("[0, 1", "starts like a JSON list"),
         ("[0, 1, 2.5, 3]", "Entry 3 .* neither"),
         ("[0, true, 2, 3]", "Entry 2 .* neither"),
         ("[0, [1], 2, 3]", "Entry 2 .* neither"),
@@ -226,6 +226,6 @@ def test_order_files_without_class_names_and_binary_ones(tmp_path: Path) -> None
 
 def test_unknown_order_suggests() -> None:
     with pytest.raises(
-        SettingsError, match=r"Unknown class order 'icral', which is no file either\. Did you mean 'icarl'"
+        SettingsError, match=r"Unknown class order 'icral', which is not a file either\. Did you mean 'icarl'"
     ):
         class_order("icral", 10, 0)

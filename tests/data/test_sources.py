@@ -76,7 +76,7 @@ def test_training_images_can_be_held_out_of_any_dataset() -> None:
 def test_a_class_of_one_image_cannot_be_held_out() -> None:
     images = ImageSet(np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 0, 1]))
     dataset = Dataset("two", images, images, ("a", "b"), 4, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    with pytest.raises(DataError, match="Class 'b' has one training image"):
+    with pytest.raises(DataError, match="Class 'b' has only one training image"):
         held_out_of(dataset, 0.5, 0)
 
 

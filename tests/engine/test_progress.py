@@ -80,7 +80,7 @@ def test_the_error_of_a_run_is_not_hidden_by_its_log(tmp_path: Path, capsys: pyt
     with pytest.raises(ZeroDivisionError), Progress(3, tmp_path, quiet=True) as progress:  # a folder is no file
         _fail_after_a_line(progress)
     said = capsys.readouterr().err
-    assert said.startswith(f"{tmp_path} is a folder, where efcil keeps a file of its own.")
+    assert said.startswith(f"{tmp_path} is a folder, but efcil writes a file there.")
     assert said.count("\n") == 1
 
 

@@ -235,7 +235,7 @@ def test_a_request_to_stop_ends_the_step_and_saves(
     assert "Traceback" not in printed
     (run,) = find_runs([tmp_path])
     message = printed.splitlines()[-1]
-    assert printed.count("Stopping as soon as the state can be saved; once more stops at once.") == 1
+    assert printed.count("Stopping as soon as the state can be saved; a second request stops immediately.") == 1
     assert message.startswith(f"efcil: Stopped in {place}")
     assert str(run.path / "partial") in message
     assert message.endswith(f"To resume: efcil {' '.join(COMMAND)} --output {tmp_path}")
@@ -269,7 +269,7 @@ def test_a_second_request_ends_the_run_at_once(
     # The second one comes while the state is being saved.
     code, printed = driver.run(tmp_path, moment, moment + 1, number=signal.SIGINT)
     assert code == 130
-    assert "efcil: Interrupted. Give the same command again" in printed
+    assert "efcil: Interrupted. Run the same command again" in printed
     assert "Traceback" not in printed
     driver.finish(tmp_path).check(expected)
 

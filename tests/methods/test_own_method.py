@@ -191,7 +191,7 @@ def test_state_that_could_not_be_loaded_is_found_out_early(
 ) -> None:
     install(LATE)
     assert main(["run", "--method", "late", *SHORT, "--output", str(tmp_path / "runs")]) == 1
-    assert "does not have surprise when it is made anew" in capsys.readouterr().err
+    assert "a new one does not have surprise" in capsys.readouterr().err
     with pytest.raises(TrainingError, match="Register every parameter, buffer and submodule in __init__"):
         learned("late", {0, 1})
 
@@ -208,7 +208,7 @@ def test_an_old_network_that_was_not_kept(
 
 def test_a_method_that_is_not_found_may_be_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(methods.VARIABLE, raising=False)
-    with pytest.raises(SettingsError, match=r"Unknown method 'anchor'.*once \$EFCIL_METHODS names its file"):
+    with pytest.raises(SettingsError, match=r"Unknown method 'anchor'.*set \$EFCIL_METHODS to its file"):
         methods.get("anchor")
 
 

@@ -127,7 +127,7 @@ def test_a_stored_image_is_caught(honest: Path, photos: Path, tmp_path: Path, ca
     text = capsys.readouterr().out
     assert "UNEXPLAINED: memory" in text
     assert f"IS IMAGE {file}\n" in text
-    assert f"FAILED: the model stores what must be taken for an image: {file}. And nobody has said what memory" in text
+    assert f"FAILED: the model stores what matches an image: {file}. And memory" in text
 
 
 def grey(image: np.ndarray, side: int) -> torch.Tensor:
@@ -239,20 +239,20 @@ def pixels_in(tensors: dict[str, torch.Tensor], scale: float) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: pixels_in(t, 1.0), "row 1 of the tensor 'memory.means' holds"),
-        (lambda t: pixels_in(t, 255.0), "row 1 of the tensor 'memory.means' holds"),
-        (lambda t: t["memory.covariances"][1].copy_(torch.rand(64, 64)), "class covariance 1 is none"),
+        (lambda t: pixels_in(t, 1.0), "row 1 of the tensor 'memory.means' has"),
+        (lambda t: pixels_in(t, 255.0), "row 1 of the tensor 'memory.means' has"),
+        (lambda t: t["memory.covariances"][1].copy_(torch.rand(64, 64)), "class covariance 1 is invalid"),
         (
             lambda t: t["memory.covariances"][0].copy_(2 * torch.eye(64).flip(0)),
-            "class covariance 0 is none",
+            "class covariance 0 is invalid",
         ),
         (
             lambda t: t.update({"memory.covariances": t["memory.covariances"].repeat(3, 1, 1)}),
-            "the tensor 'memory.covariances' has shape (6, 64, 64) where 2 classes need at most (2, 64, 64)",
+            "the tensor 'memory.covariances' has shape (6, 64, 64), but 2 classes need at most (2, 64, 64)",
         ),
         (
             lambda t: t.update({"memory.covariance_of": torch.arange(100)}),
-            "the tensor 'memory.covariance_of' has shape (100,) where 2 classes need at most (2,)",
+            "the tensor 'memory.covariance_of' has shape (100,), but 2 classes need at most (2,)",
         ),
     ],
     ids=["bytes", "255ths", "not symmetric", "negative variances", "more matrices", "more numbers"],
@@ -352,7 +352,7 @@ def test_a_method_explains_what_it_stores(
     assert main(["audit", str(tmp_path / "own"), "--data", str(photos)]) == 1
     text = capsys.readouterr().out
     assert "UNEXPLAINED: centres" in text
-    assert "nobody has said what adapter.bias, adapter.weight, centres is for" in text
+    assert "adapter.bias, adapter.weight, centres has no known purpose" in text
 
     assert main(["audit", str(tmp_path / "declared"), "--data", str(photos)]) == 0
     assert "where classes lie" in capsys.readouterr().out
@@ -416,7 +416,7 @@ def test_methods_without_statistics_are_attacked_by_their_scores(digits: Any) ->
 
 def test_mistakes(honest: Path, photos: Path, capsys: Any) -> None:
     assert main(["audit", str(honest), "--data", str(photos / "train"), "--held-out", str(photos / "train")]) == 2
-    assert "both among the training and the held-out images" in capsys.readouterr().err
+    assert "both a training and a held-out image" in capsys.readouterr().err
     assert main(["audit", str(honest)]) == 2
     assert main(["audit", str(honest), "--data", "nowhere"]) == 2
     assert main(["audit", str(honest), "--data", str(photos), "--format", "xml"]) == 2
@@ -445,7 +445,7 @@ def test_files_that_are_no_part_of_a_model(honest: Path, photos: Path, tmp_path:
     (model / ".lock").write_text("1234\n")
     assert main(["audit", str(model), "--data", str(photos)]) == 0
     assert main(["inspect", str(model)]) == 0
-    assert "no part of the model" not in capsys.readouterr().out
+    assert "not part of the model" not in capsys.readouterr().out
     shutil.copytree(photos / "train" / "left", model / "memory" / "deep")
     shutil.copy(next((photos / "train" / "left").iterdir()), model / "kept.png")
     shutil.copy(next(model.glob("*.safetensors")), model / "model-0123456789abcdef.safetensors")
@@ -455,9 +455,9 @@ def test_files_that_are_no_part_of_a_model(honest: Path, photos: Path, tmp_path:
     files = facts["extras"]["files"]
     assert len(files) == 24
     assert {".lock", "kept.png", "link", "model-0123456789abcdef.safetensors"} < set(files)
-    assert "NO PART OF THE MODEL: kept.png\n" in facts["text"]
-    assert "NO PART OF THE MODEL: 4 more files or fields\n" in facts["text"]
-    assert "Put them elsewhere." in facts["verdict"]
+    assert "NOT PART OF THE MODEL: kept.png\n" in facts["text"]
+    assert "NOT PART OF THE MODEL: 4 more files or fields\n" in facts["text"]
+    assert "Move them elsewhere." in facts["verdict"]
     assert main(["inspect", str(model)]) == 0
     assert "\n  kept.png\n" in capsys.readouterr().out
     assert main(["inspect", str(model), "--format", "json"]) == 0
@@ -521,7 +521,7 @@ def test_text_that_no_reader_sees(honest: Path, photos: Path, tmp_path: Path, ca
     text = (model / "model.json").read_text()
     for changed in (text.replace("{", f'{{"facts": "{PICTURE}",', 1), text.replace("\n", "\n\t ")):
         (model / "model.json").write_text(changed)
-        assert verdict(capsys, model, photos)["extras"]["parts"] == ["model.json: more text than its fields make"]
+        assert verdict(capsys, model, photos)["extras"]["parts"] == ["model.json: more text than its fields need"]
 
 
 def test_text_beside_the_tensors(honest: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
@@ -575,7 +575,7 @@ def test_an_unfinished_task_does_not_pass(honest: Path, photos: Path, tmp_path: 
     checkpoint.write(model / "partial", {"learner.memory": torch.zeros(3)}, {})
     facts = verdict(capsys, model, photos)
     assert facts["extras"] == {"files": [], "parts": [], "unfinished": True}
-    assert "Finish it with the `efcil learn` command that began it, or delete partial/" in facts["verdict"]
+    assert "Finish it with the `efcil learn` command that started it, or delete partial/" in facts["verdict"]
     (model / "partial" / "kept.png").write_bytes(b"")
     assert verdict(capsys, model, photos)["extras"]["files"] == ["partial/kept.png"]
 
@@ -584,12 +584,12 @@ def test_an_unfinished_task_does_not_pass(honest: Path, photos: Path, tmp_path: 
     ("change", "words"),
     [
         (lambda t: t.update({"network.heads.7": torch.zeros(30)}), "'network.heads.7' that efc does not have"),
-        (lambda t: t.update(feature_matrix=torch.zeros(8, 8)), "is F32 of shape (8, 8) where F32 of shape (64, 64)"),
+        (lambda t: t.update(feature_matrix=torch.zeros(8, 8)), "is F32 of shape (8, 8), but F32 of shape (64, 64)"),
         (lambda t: t.update({"memory.means": t["memory.means"].to(torch.uint8)}), "'memory.means' is torch.uint8"),
         (lambda t: t.pop("memory.means"), "the tensor 'memory.means' is missing"),
         (
             lambda t: t.update({"memory.means": t["memory.means"].repeat(2, 1)}),
-            "has shape (4, 64) where 2 classes need at most (2, 64)",
+            "has shape (4, 64), but 2 classes need at most (2, 64)",
         ),
     ],
     ids=["name", "shape", "type", "missing", "rows"],
@@ -614,5 +614,5 @@ def test_copies_of_training_images_are_not_held_out(honest: Path, photos: Path, 
     Image.open(original).save(copy)
     assert main(["audit", str(honest), "--data", str(photos), "--held-out", str(tmp_path / "others")]) == 2
     shown = capsys.readouterr()
-    assert f"{copy} is both among the training and the held-out images: it shows the same as {original}." in shown.err
+    assert f"{copy} is both a training and a held-out image: it shows the same as {original}." in shown.err
     assert "Passed" not in shown.out

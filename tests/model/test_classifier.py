@@ -72,7 +72,7 @@ def test_from_a_saved_model_as_in_one_go(method: str, digits: Any, tmp_path: Pat
 def test_another_model_is_not_overwritten(digits: Any, model_folder: Path, same: Any) -> None:
     kept = IncrementalClassifier.load(model_folder, device="cpu")
     other = quick(seed=1).fit(*digits.train(0, 1))
-    with pytest.raises(ModelError, match="holds another model, which this one did not begin as"):
+    with pytest.raises(ModelError, match="holds another model, not an earlier state of this one"):
         other.save(model_folder)
     assert same(IncrementalClassifier.load(model_folder, device="cpu").model_, kept.model_)
     kept.save(model_folder)  # itself
@@ -198,10 +198,10 @@ def test_numpy_and_torch_labels_become_plain(digits: Any) -> None:
 
 def test_labels_that_cannot_be_saved_still_work_in_memory(digits: Any, tmp_path: Path) -> None:
     images, numbers = digits.train(0, 1)
-    with pytest.warns(UserWarning, match="frozenset has no form in a model folder.*works in memory only"):
+    with pytest.warns(UserWarning, match="cannot store a frozenset.*works in memory, but cannot be saved"):
         classifier = quick().fit(images, [frozenset([int(n)]) for n in numbers])
     assert classifier.predict(images)[0] in {frozenset([0]), frozenset([1])}
-    with pytest.raises(ModelError, match="frozenset has no form in a model folder"):
+    with pytest.raises(ModelError, match="cannot store a frozenset"):
         classifier.save(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -211,10 +211,10 @@ def test_labels_that_cannot_be_saved_still_work_in_memory(digits: Any, tmp_path:
     [
         ([[0]] * 48, "not hashable"),
         ([float("nan")] * 48, "must not contain NaN"),
-        (np.zeros((48, 2)), "one per image"),
+        (np.zeros((48, 2)), "one label per image"),
         ("cat", "sequence with one label per image"),
         ([0] * 47, "48 images but 47 labels"),
-        (None, "without labels"),
+        (None, "have no labels"),
     ],
 )
 def test_bad_labels(labels: Any, message: str, digits: Any) -> None:
@@ -288,12 +288,12 @@ def test_sizes(digits: Any, tmp_path: Path) -> None:
         (np.zeros((4, 8, 8, 2), np.uint8), "N x H x W x C"),
         (np.zeros((0, 8, 8), np.uint8), "No image was given"),
         ([], "No image was given"),
-        ([1, 2, 3, 4], "A int is no image"),
+        ([1, 2, 3, 4], "A int is not an image"),
         (Image.new("RGB", (8, 8)), "Put it into a list"),
         (7, "cannot be read from a int"),
         ([np.zeros((8, 8), np.float32)] * 4, "uint8.*float32"),
         (np.zeros((4, 0, 8, 3), np.uint8), "N x H x W x C"),
-        ([np.zeros((8, 0, 3), np.uint8)] * 4, "is no image"),
+        ([np.zeros((8, 0, 3), np.uint8)] * 4, "is not an image"),
     ],
 )
 def test_bad_images(images: Any, message: str) -> None:
@@ -346,7 +346,7 @@ def test_asked_before_it_has_learned() -> None:
     ("parameters", "message"),
     [
         ({"method": "efk"}, "Did you mean 'efc'"),
-        ({"method": "joint"}, "cannot learn visit by visit"),
+        ({"method": "joint"}, "cannot learn task by task"),
         ({"network": "slimm"}, "Did you mean 'slim'"),
         ({"augmentation": "crop"}, "augmentation 'crop'"),
         ({"preset": "cifar"}, "cifar100"),
@@ -355,7 +355,7 @@ def test_asked_before_it_has_learned() -> None:
         ({"settings": {"later.epoch": 1}}, "epochs"),
         ({"device": "tpu"}, "device 'tpu'"),
         ({"image_size": 5000}, "too large"),
-        ({"classifier": "all"}, "tells classes apart in one way"),
+        ({"classifier": "all"}, "A model has one classifier"),
     ],
 )
 def test_bad_parameters(parameters: dict[str, Any], message: str, digits: Any) -> None:
@@ -366,10 +366,10 @@ def test_bad_parameters(parameters: dict[str, Any], message: str, digits: Any) -
 def test_what_may_change_between_visits(digits: Any) -> None:
     classifier = quick().fit(*digits.train(0, 1))
     for parameters, message in (
-        ({"method": "lwf"}, "begun with method = efc"),
-        ({"seed": 1}, "begun with seed = 0"),
-        ({"image_size": 16}, "begun with image_size = 8"),
-        ({"network": "resnet18"}, "begun with network = slim"),
+        ({"method": "lwf"}, "created with method = efc"),
+        ({"seed": 1}, "created with seed = 0"),
+        ({"image_size": 16}, "created with image_size = 8"),
+        ({"network": "resnet18"}, "created with network = slim"),
         ({"settings": {"efm_weight": 1}}, "settings of the method"),
     ):
         with pytest.raises(ModelError, match=message):

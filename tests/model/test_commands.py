@@ -197,9 +197,9 @@ def test_pipes_called_like_images_are_refused(named: Path, folders: Path, tmp_pa
     assert main(["predict", str(named), str(place)]) == 1
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 24
-    assert "pipe.png is no regular file." in shown.err
+    assert "pipe.png is not a regular file." in shown.err
     assert main(["learn", str(tmp_path / "model"), "--data", str(tmp_path / "data"), *QUICK[:2], *QUICK[4:]]) == 2
-    assert "pipe.png is no regular file." in capsys.readouterr().err
+    assert "pipe.png is not a regular file." in capsys.readouterr().err
 
 
 def test_images_that_must_not_be_read_are_not_called_broken(
@@ -266,7 +266,7 @@ def test_the_model_of_an_experiment(tmp_path: Path, folders: Path, capsys: Any, 
     assert card.settings.classifier == "ridge"
     image = next(folders.rglob("*.png"))
     assert output(capsys, "predict", model, image).split()[1] in card.labels
-    assert "10 classes in 2 tasks\ntold apart by: ridge" in output(capsys, "inspect", model)
+    assert "10 classes in 2 tasks\nclassified by: ridge" in output(capsys, "inspect", model)
     for name in ("0", "1"):
         shutil.copytree(folders / "first" / f"digit-{name}", tmp_path / "some" / name)
     text = output(capsys, "audit", model, "--data", tmp_path / "some")

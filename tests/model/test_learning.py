@@ -80,7 +80,7 @@ def test_an_interrupted_visit_goes_on_bit_for_bit(
             monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
             monkeypatch.setattr(Impatient, "patience", patience)
             assert learn(model, data, *arguments) == 130
-            assert "Give the same command again to resume" in capsys.readouterr().err
+            assert "To resume, run the same command again." in capsys.readouterr().err
             assert checkpoint.exists(model / "partial")
             assert sorted(path.name for path in model.glob("model*")) == before, "the model is what it was"
             monkeypatch.undo()
@@ -153,7 +153,7 @@ def test_a_model_among_other_files_is_told_of(
 
 def test_saving_does_not_lose_an_unfinished_task(interrupted: Path, folders: Path) -> None:
     other = IncrementalClassifier(preset="digits", epochs=1, device="cpu").partial_fit(folders / "first")
-    with pytest.raises(ModelError, match="a task that was interrupted"):
+    with pytest.raises(ModelError, match="an interrupted task"):
         other.save(interrupted)
     other.save(interrupted, overwrite=True)
     assert not checkpoint.exists(interrupted / "partial"), "It was of the other model."
@@ -166,11 +166,11 @@ def test_an_unfinished_task_is_not_lost_by_mistake(
     shutil.copytree(folders / "held-out" / "digit-2", tmp_path / "changed" / "digit-2")
     capsys.readouterr()
     for arguments, message in (
-        ((tmp_path / "other",), "in the middle of learning digit-2, and this command has other classes"),
+        ((tmp_path / "other",), "has an unfinished task that learns digit-2, but this command has other classes"),
         ((tmp_path / "changed",), "this command has other images"),
         ((folders / "second", "--epochs", "2"), "this command has other settings (epochs is 2, was 3)"),
         ((folders / "second", "--set", "later.learning_rate=1"), "(later.learning_rate is 1.0, was not set)"),
-        ((folders / "first", "--more"), "in the middle of learning new classes"),
+        ((folders / "first", "--more"), "has an unfinished task of new classes"),
     ):
         data, *flags = arguments
         assert learn(interrupted, Path(data), *map(str, flags), "--quiet", "--device", "cpu") == 2
@@ -240,7 +240,7 @@ def test_settings_of_a_damaged_first_task_are_not_forgotten(
     else:
         assert learn(model, folders / "first", "--device", "cpu") == 2
         message = capsys.readouterr().err
-        assert "settings that it was begun with are not known any more" in message
+        assert "settings that it started with are lost" in message
         assert "Remove" not in message, "the advice is to discard it"
         assert tensors.exists()
         assert learn(model, folders / "first", *flags, "--discard") == 0
@@ -266,7 +266,7 @@ def test_a_task_that_replaced_a_discarded_one_goes_on_without_the_flag(
     flags = ("--device", "cpu", "--epochs", "2")
     monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
     assert learn(interrupted, folders / "second", *flags, "--discard") == 130
-    assert "Give the same command again, without --discard, to resume." in capsys.readouterr().err
+    assert "To resume, run the same command again, without --discard." in capsys.readouterr().err
     monkeypatch.undo()
     assert learn(interrupted, folders / "second", *flags) == 0
     assert " in epoch 1, after step" in capsys.readouterr().out
@@ -374,8 +374,8 @@ def test_more_images_that_are_interrupted_change_nothing(
     monkeypatch.setattr(module, name, disturbed)
     assert learn(model, folders / "held-out", "--more", "--device", "cpu", "--quiet") == 130
     told = capfd.readouterr().err
-    assert "Stopping; the model stays as it was; once more stops at once." in told
-    assert "The model is as it was, without these images." in told
+    assert "Stopping; the model stays unchanged; a second request stops immediately." in told
+    assert "The model is unchanged, without these images." in told
     assert "saved" not in told
     assert "checkpoint" not in told
     assert {path.name: path.read_bytes() for path in model.iterdir()} == before
@@ -393,7 +393,7 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
     assert card.resolved.later.learning_rate == 0.002
     for arguments, message in (
         ((tmp_path / "nowhere",), "is not a folder"),
-        ((folders / "second", "--method", "lwf"), "cannot become lwf"),
+        ((folders / "second", "--method", "lwf"), "cannot change to lwf"),
         ((folders / "second", "--method", "efk"), "Did you mean 'efc'"),
         ((folders / "second", "--epoch", "1"), "no option '--epoch'"),
     ):
@@ -416,7 +416,7 @@ def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, cap
     assert lines[:3] == [
         "classes: digit-2 (24)",
         "4 files ignored: .heic, .txt; convert images to JPEG or PNG",
-        "1 image beside the class folders ignored; put images into the folder of their class",
+        "1 image outside the class folders ignored; put images into the folder of their class",
     ]
     assert lines[-1].endswith("learned digit-2 from 24 images; it knows 1 class now.")
     assert learn(tmp_path / "quiet", data, *options, "--quiet") == 0
@@ -447,7 +447,7 @@ def test_what_is_beside_a_train_folder_is_named(folders: Path, tmp_path: Path, c
     assert capsys.readouterr().out.splitlines()[:3] == [
         f"class folders are taken from {data / 'train'}; left out: extra, val",
         "classes: digit-2 (24)",
-        "2 images beside the class folders ignored; put images into the folder of their class",
+        "2 images outside the class folders ignored; put images into the folder of their class",
     ]
     (tmp_path / "alone").mkdir()
     (data / "train").rename(tmp_path / "alone" / "train")
@@ -511,7 +511,7 @@ def test_all_broken_images_are_named_at_once(size: tuple[str, ...], folders: Pat
         (data / "digit-2" / f"broken-{number:02}.png").write_bytes(b"no image")
     assert learn(tmp_path / "model", data, "--preset", "digits", "--device", "cpu", "--quiet", *size) == 2
     message = capsys.readouterr().err
-    assert "In all, 23 images cannot be used" in message
+    assert "remove it. 23 images cannot be used" in message
     assert "broken-19.png and 3 more." in message
     assert "broken-20.png" not in message
 
@@ -554,8 +554,8 @@ def test_labels_that_are_no_text_are_taught_from_python(
     for flags in ((), ("--more",)):
         assert learn(model_folder, tmp_path / "zero", "--device", "cpu", *flags) == 2
         message = capsys.readouterr().err
-        assert "The model's label 0 is no text but of type int, and names of folders are text." in message
-        assert "Such a model is taught from Python" in message
+        assert "The model's label 0 is not text but of type int, and names of folders are text." in message
+        assert "Teach such a model from Python" in message
 
 
 def test_two_at_a_time_are_kept_apart(uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
@@ -564,7 +564,7 @@ def test_two_at_a_time_are_kept_apart(uninterrupted: Path, folders: Path, tmp_pa
     model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
     with locked(model / ".lock"):
         assert learn(model, folders / "first", "--more") == 2
-    assert "being worked on by another process" in capsys.readouterr().err
+    assert "in use by another process" in capsys.readouterr().err
 
 
 def test_places_that_are_no_model_folders(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

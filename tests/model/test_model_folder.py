@@ -164,8 +164,8 @@ def test_a_later_format_says_so(model_folder: Path) -> None:
     ("change", "message"),
     [
         (lambda f: f.update(kind="cake"), "does not describe a model"),
-        (lambda f: f.update(format="1"), "which format"),
-        (lambda f: f.update(format=True), "which format"),
+        (lambda f: f.update(format="1"), "does not name its format"),
+        (lambda f: f.update(format=True), "does not name its format"),
         (lambda f: f.pop("classes"), "incomplete"),
         (lambda f: f.update(classes=7), "incomplete"),
         (lambda f: f.update(image_size=10**9), "incomplete"),
@@ -174,7 +174,7 @@ def test_a_later_format_says_so(model_folder: Path) -> None:
         (lambda f: f["visits"][0].update(classes=999_999), "do not fit together"),
         (lambda f: f["visits"][0].update(kind="party"), "incomplete"),
         (lambda f: f["classes"][1].update(label=0), "names a class twice"),
-        (lambda f: f["classes"][1].update(label=[0]), "no label"),
+        (lambda f: f["classes"][1].update(label=[0]), "is not a label"),
         (lambda f: f["classes"][1].update(learned="yesterday"), "incomplete"),
         (lambda f: f["normalisation"].update(std=[1, 0, 1]), "divides by zero"),
         (lambda f: f["normalisation"].update(mean=[1, 2]), "incomplete"),
@@ -199,7 +199,7 @@ def test_cards_that_lie_are_refused(change: Callable[[Any], Any], message: str, 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.update(memory=torch.zeros(2, 3, 8, 8)), "holds a tensor 'memory' that efc does not have"),
+        (lambda t: t.update(memory=torch.zeros(2, 3, 8, 8)), "has a tensor 'memory' that efc does not have"),
         (lambda t: t.pop("memory.means"), "'memory.means' is missing"),
         (lambda t: t.update({"memory.means": t["memory.means"].double()}), "'memory.means' is F64"),
         (lambda t: t.update({"memory.means": t["memory.means"][:, :5]}), r"'memory.means' is F32 of shape \(3, 5\)"),
@@ -267,7 +267,7 @@ def test_things_that_are_no_files_are_not_read(model_folder: Path) -> None:
     for file in (tensors, model_folder / "model.json"):
         file.unlink()
         os.mkfifo(file)
-        with pytest.raises(ModelError, match=f"{file.name} is a named pipe, where efcil keeps a file of its own"):
+        with pytest.raises(ModelError, match=f"{file.name} is a named pipe, but efcil writes a file there"):
             Model.load(model_folder)
 
 
@@ -286,7 +286,7 @@ def test_tensor_files_with_right_checksums_and_wrong_content(model_folder: Path)
 
 
 def test_what_is_no_model_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is no model folder"):
+    with pytest.raises(ModelError, match="is not a model folder"):
         Model.load(tmp_path / "nowhere")
     checkpoint.write(tmp_path / model_files.PARTIAL, {"x": torch.zeros(1)}, {})
     with pytest.raises(ModelError, match="has not finished its first task"):
@@ -332,7 +332,7 @@ def test_a_model_that_is_replaced_while_it_is_read(
 
 def test_nobody_saves_into_a_folder_that_another_process_works_on(trained: Path, model_folder: Path) -> None:
     model = Model.load(trained, "cpu")
-    with locked(model_folder / ".lock"), pytest.raises(EfcilError, match="worked on by another process"):
+    with locked(model_folder / ".lock"), pytest.raises(EfcilError, match="in use by another process"):
         model.save(model_folder)
     model.save(model_folder)
     assert sorted(path.name for path in model_folder.iterdir()) == sorted(path.name for path in trained.iterdir())

@@ -65,7 +65,7 @@ def test_another_model_of_the_same_second_is_not_taken_for_this_one(digits: Any,
     with pytest.raises(ModelError, match="holds another model, or another state of this one"):
         ours.partial_fit(*digits.train(2), folder=tmp_path / "model")
     seeded = dated(IncrementalClassifier(**QUICK, seed=1).fit(*digits.train(3, 4)), now)
-    with pytest.raises(ModelError, match="holds another model, which this one did not begin as"):
+    with pytest.raises(ModelError, match="holds another model, not an earlier state of this one"):
         seeded.save(tmp_path / "model")
 
 
@@ -91,7 +91,7 @@ def test_an_unfinished_task_of_another_model_is_neither_used_nor_lost(
         IncrementalClassifier(**QUICK).partial_fit(*digits.train(0, 1), folder=model)
         shutil.copytree(partial, model / "partial")
         before = digest(model)
-        with pytest.raises(ModelError, match="was begun from another model, or from another state of this one"):
+        with pytest.raises(ModelError, match="was started from another model, or from another state of this one"):
             IncrementalClassifier(**QUICK).partial_fit(*digits.train(3), folder=model)
         assert digest(model) == before
         assert checkpoint.exists(model / "partial")
@@ -157,7 +157,7 @@ def test_the_next_visit_says_at_once_that_it_is_computed_in_another_way(
     labels = [f"another {label}" for label in labels]
     teach(model_folder, pictures, labels, lambda _: settings, device="cpu", quiet=False)
     said = capsys.readouterr().out
-    assert f"The model was last taught in another way: threads {known} (now {known + 1})." in said
+    assert f"The model was last trained differently: threads {known} (now {known + 1})." in said
     assert main(["inspect", str(model_folder)]) == 0
     said = capsys.readouterr().out
     assert "computed in more than one way\n  visit 1 2: " in said
@@ -177,9 +177,9 @@ def test_nothing_is_written_to_an_experiment(place: str, trained: Path, digits: 
     before = sorted(run.rglob("*"))
     classifier = IncrementalClassifier.load(run / "model", device="cpu").partial_fit(*digits.train(3))
     for overwrite in (False, True):
-        with pytest.raises(ModelError, match="of an experiment, which stays as it is"):
+        with pytest.raises(ModelError, match="of an experiment, which must not change"):
             classifier.save(tmp_path / place, overwrite=overwrite)
-    with pytest.raises(ModelError, match="of an experiment, which stays as it is"):
+    with pytest.raises(ModelError, match="of an experiment, which must not change"):
         IncrementalClassifier(**QUICK).partial_fit(*digits.train(4), folder=tmp_path / place)
     assert sorted(run.rglob("*")) == before
 

@@ -69,7 +69,7 @@ def page_of(root: Path, **options: Any) -> str:
 
 def test_a_page_says_with_which_code_a_run_was_begun(tmp_path: Path) -> None:
     write_run(tmp_path, "efc", 0, [90.0, 50.0], earlier_commits=["fedcba9876543210", "two+changes"])
-    assert "commit 0123456789ab (begun with fedcba987654, two+changes), torch" in text_of(page_of(tmp_path))
+    assert "commit 0123456789ab (started with fedcba987654, two+changes), torch" in text_of(page_of(tmp_path))
 
 
 def test_a_page_shows_means_curves_matrices_losses_and_commands(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ def test_seeds_with_other_settings_than_their_label_shows_are_noted(tmp_path: Pa
         run.write_settings(Settings(method="fecam", dataset="cifar100", scenario="cs10", seed=seed, overrides=changes))
     (row,) = table(find_runs([tmp_path])).rows
     assert row.notes == (
-        "with the presets and defaults of today this is called fecam+shrink_rest=1",
+        "with today's presets and defaults its label is fecam+shrink_rest=1",
         "seeds with different settings: method_settings.shrink_rest",
     )
     (row,) = table(find_runs([tmp_path / "cifar100" / "cs10" / "fecam" / f"seed{seed}" for seed in (1, 2)])).rows
@@ -399,4 +399,4 @@ def test_runs_of_another_preset_are_not_set_beside_the_paper(tmp_path: Path) -> 
     run.settings_file.write_text(to_yaml(settings, resolved=before))
     (row,) = table(find_runs([tmp_path])).rows
     assert not row.paper
-    assert row.notes == ("with the presets and defaults of today this is called fetril+views=plain",)
+    assert row.notes == ("with today's presets and defaults its label is fetril+views=plain",)

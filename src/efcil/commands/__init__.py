@@ -1,7 +1,7 @@
 """The sub-commands. Each module has `add_parser(subparsers)`, which sets `execute` to the function that does the work.
 
 Adding a command is one module and its name in COMMANDS. Modules import torch and data libraries only inside
-`execute`, so that help and mistakes are answered at once.
+`execute`, so that help and error messages appear fast.
 """
 
 from __future__ import annotations

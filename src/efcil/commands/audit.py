@@ -1,4 +1,4 @@
-"""`efcil audit`: whether a model stores images, and what its numbers betray of those it was trained on."""
+"""`efcil audit`: whether a model stores images, and what its numbers reveal about its training images."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SHOWN_MATCHES, SHOWN_EXTRAS = 5, 20
 
 DESCRIPTION = """\
 Check a model against the images it was trained on: that everything in its folder is explained, that no stored row of
-numbers is one of these images or nearly one, and how well its numbers tell training images from others. The exit code
-is 1 if something is unexplained or must be taken for an image. docs/audit.md says what this proves.
+numbers is one of these images or nearly one, and how well its numbers separate training images from others. The exit
+code is 1 if something is unexplained or matches an image. docs/audit.md says what this proves.
 """
 
 
@@ -65,7 +65,7 @@ def describe(found: Any) -> str:
     lines.append(f"   for comparison: an image as the model sees it has {found.numbers_of_an_image:,} numbers")
     lines += [f"   UNEXPLAINED: {printable(what)}" for what in (*found.unaccounted, *found.misfits)]
     lines += [f"   {printable(line)}" for line in beside(found.extras)]
-    lines.append(f"2. Images among it: {found.images} training images compared with every stored row that could be one")
+    lines.append(f"2. Stored images: {found.images} training images compared with every stored row that could be one")
     lines.append(f"   {_covered(found.coverage)}")
     for match in found.matches[:SHOWN_MATCHES]:
         verdict = f"IS IMAGE {printable(match.file)}" if match.found else "no image"
@@ -75,7 +75,7 @@ def describe(found: Any) -> str:
         )
     if not found.matches:
         lines.append("   no stored row has enough numbers")
-    lines.append("3. Telling training images from others (AUC; 0.5 is chance, 1: always)")
+    lines.append("3. Separating training images from others (AUC: 0.5 is chance, 1 is perfect)")
     for one in found.membership:
         lines.append(
             f"   by {one.attack}: {one.auc:.3f} (95 % interval {one.low:.3f} to {one.high:.3f}; "
@@ -88,15 +88,15 @@ def describe(found: Any) -> str:
 
 
 def beside(extras: Any) -> list[str]:
-    """Say what a model folder holds that is no part of the model."""
-    lines = [f"NO PART OF THE MODEL: {name}" for name in (*extras.files[:SHOWN_EXTRAS], *extras.parts[:SHOWN_EXTRAS])]
+    """Return lines about what is in a model folder but not part of the model."""
+    lines = [f"NOT PART OF THE MODEL: {name}" for name in (*extras.files[:SHOWN_EXTRAS], *extras.parts[:SHOWN_EXTRAS])]
     more = sum(max(0, len(names) - SHOWN_EXTRAS) for names in (extras.files, extras.parts))
-    lines += [f"NO PART OF THE MODEL: {more:,} more files or fields"] if more else []
+    lines += [f"NOT PART OF THE MODEL: {more:,} more files or fields"] if more else []
     return lines + (["UNFINISHED TASK: partial/"] if extras.unfinished else [])
 
 
 def _covered(coverage: Any) -> str:
-    """Say how much of what the model has learned was compared."""
+    """Return how much of what the model has learned was compared."""
     text = f"compared with images of {coverage.classes} of {coverage.of_classes} classes"
     if coverage.of_images is not None:
         text += f", {coverage.images} of {coverage.of_images} images"

@@ -1,4 +1,4 @@
-"""`efcil data`: which datasets there are, and whether the files of one are in order."""
+"""`efcil data`: which datasets there are, and whether the files of one are complete and correct."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def execute(arguments: argparse.Namespace) -> int:
     dataset = load_dataset(arguments.name, place, wanted)
     cache = cache_place(dataset.train.images)
     if cache is not None and not cache.exists():
-        # Images decoded just now are mapped from where they were built; read again, they come from the cache itself.
+        # Images decoded just now are mapped from the build folder; reading them again maps them from the cache.
         dataset = load_dataset(arguments.name, place, wanted)
     print(describe(dataset))
     return 0
 
 
 def describe(dataset: Any) -> str:
-    """Return sizes, classes and cache place of a loaded dataset."""
+    """Return sizes, classes and cache folder of a loaded dataset."""
     classes = len(dataset.class_names)
     lines = [f"{dataset.name}: {classes} classes, {dataset.image_size} x {dataset.image_size} pixels"]
     for name, images in (("training", dataset.train), ("test", dataset.test)):

@@ -15,8 +15,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "export",
         help="write a model for other programs",
-        description="Write a model as ONNX or as an archive of torch.export, normalisation and class names inside; it "
-        "takes uint8 images of the model's size. It is checked on the spot to say what the original says.",
+        description="Write a model as ONNX or as a torch.export archive, including normalisation and class names. The "
+        "exported model takes uint8 images of the model's size. Its scores are checked against the original's.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("--to", required=True, metavar="KIND", help="onnx or torch")
@@ -42,7 +42,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_own(folder: Path, file: Path) -> None:
-    """Refuse to write over a file that the model itself consists of."""
+    """Refuse to overwrite a file of the model itself."""
     from efcil.engine import checkpoint
     from efcil.model import ModelError
     from efcil.model.folder import STEM

@@ -49,7 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _day(date: str) -> str:
-    """Return day and time as they are shown; what stands between the two may be any character."""
+    """Return day and time as they are shown; any character may separate the two."""
     return f"{date[:10]} {date[11:16]}".rstrip()
 
 
@@ -71,7 +71,7 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
     lines = [
         f"{card.settings.method} on {card.resolved.network}, images of {size} x {size} pixels, "
         f"{count} {'class' if count == 1 else 'classes'} in {len(card.task_sizes)} tasks",
-        *([] if card.settings.classifier == "own" else [f"told apart by: {card.settings.classifier}"]),
+        *([] if card.settings.classifier == "own" else [f"classified by: {card.settings.classifier}"]),
         "",
         "classes",
     ]
@@ -95,7 +95,7 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
         lines.append(textwrap.fill(f"{row.title}: {row.recovery}", 100, initial_indent="  ", subsequent_indent="    "))
     strangers = [*others.files, *others.parts]
     if strangers:
-        lines += ["", "in the folder, and no part of the model", *(f"  {printable(name)}" for name in strangers)]
+        lines += ["", "in the folder, but not part of the model", *(f"  {printable(name)}" for name in strangers)]
     if others.unfinished:
-        lines += ["", "A task is unfinished: give the `efcil learn` command that began it again to go on with it."]
+        lines += ["", "A task is unfinished. To resume it, repeat the `efcil learn` command that started it."]
     return "\n".join(lines)

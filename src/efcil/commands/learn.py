@@ -14,12 +14,12 @@ from efcil.errors import printable, some
 from efcil.settings import TrainingSettings, options
 
 DESCRIPTION = """\
-Teach a model the classes of a folder that has one sub-folder of images per class. MODEL is a folder; it is made if it
-does not exist, and otherwise learns the classes as its next task, without any image of the earlier ones.
+Teach a model the classes of a folder that has one sub-folder of images per class. MODEL is a folder; it is created
+if it does not exist. An existing model learns the classes as its next task, without images of the earlier ones.
 
-An interrupted command is resumed when it is given again; settings need not be repeated.
+To resume an interrupted command, run it again; its settings may be left out.
 """
-#: The settings a model can be begun with. Those after the first line may change from visit to visit.
+#: The settings a new model can have. Those after the first line may change with every call.
 SETTINGS = (
     "method", "seed", "image_size", "network", "augmentation",
     "epochs", "first_task_epochs", "batch_size", "classifier", "device", "precision", "overrides",
@@ -39,16 +39,16 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--more",
         action="store_true",
-        help="these are more images of classes the model knows: blend them into what it keeps of these classes",
+        help="these are more images of classes the model knows: blend them into what it stores about these classes",
     )
-    parser.add_argument("--discard", action="store_true", help="throw away a task that was interrupted")
-    parser.add_argument("--preset", metavar="DATASET", help="dataset whose recipes are followed (default: folder)")
+    parser.add_argument("--discard", action="store_true", help="discard an interrupted task")
+    parser.add_argument("--preset", metavar="DATASET", help="use the recipes of this dataset (default: folder)")
     known = options(TrainingSettings)
     for name in SETTINGS:
         # One model is learned here, not a grid.
         single = known[name] if name == "overrides" else dataclasses.replace(known[name], nargs=None)
         if name == "classifier":
-            single = dataclasses.replace(single, default="auto")  # in the help: `run` has another
+            single = dataclasses.replace(single, default="auto")  # for the help text: `run` has another default
         add_option(parser, single)
     add_checkpoint_steps(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -84,7 +84,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _contents(folder: Path, labels: Sequence[Hashable]) -> Iterator[str]:
-    """Say what is learned from, and what is not."""
+    """Yield lines that say which images are used, and which are not."""
     from efcil.model.images import ignored_files, ignored_line, left_out_folders
 
     root, names = left_out_folders(folder)
@@ -95,7 +95,7 @@ def _contents(folder: Path, labels: Sequence[Hashable]) -> Iterator[str]:
     if others:
         yield printable(ignored_line(others))
     if beside:
-        yield f"{_number(beside, 'image')} beside the class folders ignored; put images into the folder of their class"
+        yield f"{_number(beside, 'image')} outside the class folders ignored; put images into the folder of their class"
 
 
 def _number(count: int, what: str) -> str:
@@ -103,7 +103,7 @@ def _number(count: int, what: str) -> str:
 
 
 def _wanted(arguments: argparse.Namespace, start: TrainingSettings) -> TrainingSettings:
-    """Return the settings to begin with, changed as the command says; the device is this machine's affair."""
+    """Return the settings `start`, changed by the flags. The device is not inherited: it depends on the machine."""
     given = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
     given["overrides"] = {**start.overrides, **dict(given.get("overrides", {}))}
     if arguments.preset is not None:

@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         return sorted(self._option_string_actions)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Raise the error for arguments that nothing understands."""
+        """Raise the error for unknown arguments."""
         flags = [argument.split("=")[0] for argument in unknown if argument.startswith("-")]
         if flags:
             valid = [flag for flag in self.flags if flag.startswith("--")]
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_option(container: argparse._ActionsContainer, option: Option) -> None:
-    """Add the flag of a setting. Absent flags leave no attribute, so that a settings file can speak for them."""
+    """Add the flag of a setting. A flag that is not given leaves no attribute, so that a settings file can set it."""
     default = "" if option.default in ({}, None) else f" (default: {show(option.default)})"
     common: dict[str, Any] = {
         "dest": option.name,
@@ -68,7 +68,7 @@ def add_checkpoint_steps(parser: argparse._ActionsContainer) -> None:
         "--checkpoint-steps",
         metavar="N",
         type=positive("--checkpoint-steps"),
-        help="save the middle of a task after every N steps, besides every five minutes and at the end of every task",
+        help="save a checkpoint every N steps, besides every five minutes and at the end of every task",
     )
 
 
@@ -90,7 +90,7 @@ def positive(flag: str) -> Callable[[str], int]:
     """Return the conversion of a flag whose value is a whole number of at least 1."""
 
     def check(text: str) -> int:
-        # More digits than these would be no number of anything that is counted here.
+        # Nothing that is counted here needs more digits.
         if not text.isdecimal() or len(text) > 18 or int(text) < 1:
             raise SettingsError(f"{flag} must be a whole number, at least 1, but it is {shortened(text)!r}.")
         return int(text)

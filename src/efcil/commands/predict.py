@@ -21,9 +21,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "predict",
         help="name the classes of images",
-        description="Print the most probable classes of images, in the order in which they are given. A broken image "
-        "is named and left out; the exit code is 1 then. Probabilities are the softmax of the scores. "
-        "In CSV, names that a spreadsheet would take for a formula begin with an apostrophe.",
+        description="Print the most probable classes of images, in the order in which they are given. An image that "
+        "cannot be read is reported and skipped, and the exit code is 1. Probabilities are the softmax of the scores. "
+        "In CSV, names that a spreadsheet would read as a formula start with an apostrophe.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument(
@@ -44,7 +44,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     model = Model.load(arguments.model, getattr(arguments, "device", "auto"))
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # as Python reads names elsewhere: any bytes may name a file
+        sys.stdin.reconfigure(errors="surrogateescape")  # as Python reads file names elsewhere: they may be any bytes
     ignored: set[Path] = set()
     files = image_files(arguments.images, sys.stdin, ignored)
     broken = 0
@@ -68,7 +68,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _shown(predictions: Iterable[Any]) -> Iterator[Any]:
-    """Count images on a terminal while they are predicted, unless the results go to the same terminal."""
+    """Show the number of predicted images on a terminal, unless the results go to the same terminal."""
     if not sys.stderr.isatty() or sys.stdout.isatty():
         yield from predictions
         return
@@ -91,7 +91,7 @@ def _text(predictions: Iterable[Any]) -> None:
 
 
 def _json(predictions: Iterable[Any]) -> None:
-    """Print one JSON list, an image per line, while it goes on."""
+    """Print one JSON list, an image per line, as the predictions arrive."""
     from efcil.model.card import encode_label
 
     separator = "[\n"
@@ -104,7 +104,7 @@ def _json(predictions: Iterable[Any]) -> None:
 
 
 def _csv(predictions: Iterable[Any]) -> None:
-    """Print a table; names that a spreadsheet would take for formulas begin with an apostrophe."""
+    """Print a table; names that a spreadsheet would read as formulas start with an apostrophe."""
     print("image,rank,class,probability")
     for each in predictions:
         for rank, (label, value) in enumerate(zip(each.labels, each.probabilities, strict=True), 1):

@@ -17,8 +17,8 @@ def add_parser(subparsers: Any) -> None:
         "report",
         help="table of runs as text, Markdown, LaTeX or CSV, or a page with figures",
         description="Mean and standard deviation over seeds of every run below the given folders, with the value of "
-        "the EFC paper where there is one. Accuracies are in percent. In CSV, text that a spreadsheet would take for a "
-        "formula begins with an apostrophe.",
+        "the EFC paper if there is one. Accuracies are in percent. In CSV, text that a spreadsheet would read as a "
+        "formula starts with an apostrophe.",
     )
     parser.add_argument("runs", nargs="*", type=Path, default=[Path("runs")], help="folders of runs (default: runs)")
     parser.add_argument(
@@ -38,7 +38,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from efcil.report import FORMATS, METRICS, render, table
     from efcil.runfolder import find_runs, write_atomically
 
-    # Names are checked before folders are searched, which may take long.
+    # Names are checked first: searching the folders may take long.
     if arguments.format not in FORMATS:
         raise unknown("format", arguments.format, FORMATS)
     for metric in arguments.metric or ():

@@ -25,7 +25,7 @@ DESCRIPTION = """\
 Train methods on a stream of tasks and print their accuracy. Options that take several values make a grid: every
 combination is one run. Without any option, EFC and fine-tuning learn the bundled digits in five tasks.
 
-Finished runs are skipped and unfinished ones resumed, so the same command can be given again at any time.
+Finished runs are skipped and unfinished ones resumed, so the same command can be repeated at any time.
 """
 
 
@@ -70,7 +70,7 @@ def add_parser(subparsers: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Check every run of the grid, train them, and print the table."""
     settings = plan(arguments)
-    # Imported last: training needs torch, and mistakes are answered faster without it.
+    # Imported last: training needs torch, and without it mistakes are reported faster.
     from efcil.experiment import run_grid
     from efcil.report import render, table
     from efcil.runfolder import RunFolder
@@ -85,7 +85,7 @@ def execute(arguments: argparse.Namespace) -> int:
             checkpoint_steps=arguments.checkpoint_steps,
             debug=getattr(arguments, "debug", False),
         )
-    except GridError as error:  # the runs that did finish are still to be seen
+    except GridError as error:  # the table still shows the runs that finished
         failure, paths = error, error.paths
     runs = [RunFolder(path) for path in paths]
     if failure is None or any(run.summary_file.exists() for run in runs):
@@ -112,7 +112,7 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
     if arguments.config is not None and not is_record(arguments.config):
         typed |= {*in_file, *several_in_file}
     if "scenario" in given or "tasks" in given:
-        # The command line describes the scenario, so what the file says of it no longer belongs to it.
+        # The command line describes the scenario, so the file's description of the scenario no longer applies.
         values = {
             name: value for name, value in values.items() if name not in ("scenario", "tasks", "first_task_classes")
         }
@@ -125,7 +125,7 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
         values["class_order"] = _class_orders(values["class_order"])
     runs = _validated(_with_seeds_of_use(share_overrides(expand(values)), "class_seed" in given))
     refuse_unused(runs, typed)
-    # What is of use to other runs of a grid alone is left out.
+    # Settings that only other runs of the grid use are left out.
     return _distinct([without_unused(run, typed) for run in runs])
 
 
@@ -134,7 +134,7 @@ def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any
 
 
 def _distinct(runs: Sequence[Settings]) -> list[Settings]:
-    """Return every run once: what is varied for one method, or beside one setting, may be nothing to another."""
+    """Return every run once: a varied setting may have no effect with some methods or some other settings."""
     from efcil.runfolder import locate
 
     distinct: dict[Path, Settings] = {}
@@ -142,8 +142,8 @@ def _distinct(runs: Sequence[Settings]) -> list[Settings]:
         other = distinct.setdefault(locate(Path(), run).path, run)
         if class_order_identity(other.class_order) != class_order_identity(run.class_order):
             raise SettingsError(
-                f"The class orders {other.class_order} and {run.class_order} would have one folder, which is named "
-                "after the file alone. Give the files names that tell them apart."
+                f"The class orders {other.class_order} and {run.class_order} would share one folder, which is named "
+                "after the file alone. Give the files different names."
             )
     return list(distinct.values())
 
@@ -151,8 +151,8 @@ def _distinct(runs: Sequence[Settings]) -> list[Settings]:
 def share_overrides(grid: Sequence[Settings]) -> list[Settings]:
     """Give each run those settings of methods that its own method has.
 
-    `--method efc finetune --set efm_weight=5` is about EFC; a setting that none of the methods has stays in place,
-    to be reported as unknown.
+    `--method efc finetune --set efm_weight=5` changes EFC only. A setting that none of the methods has is kept, so
+    that it is reported as unknown.
     """
     from efcil import methods
 
@@ -181,11 +181,11 @@ def _validated(grid: Sequence[Settings]) -> list[Settings]:
 
 
 def _with_seeds_of_use(runs: Sequence[Settings], typed: bool) -> list[Settings]:
-    """Return the runs without a seed of the class order, just `typed`, where that order needs none."""
+    """Return the runs without the seed of the class order (`typed` in the command) if that order needs none."""
     shuffled = [run.class_order == "efc" for run in runs]
     if typed and not any(shuffled):
         raise SettingsError(
-            f"Setting 'class_seed' would change nothing: the class order {runs[0].class_order} is always the same. "
+            f"Setting 'class_seed' has no effect: the class order {runs[0].class_order} is always the same. "
             "Leave it out, or use the class order efc."
         )
     kept = zip(runs, shuffled, strict=True)

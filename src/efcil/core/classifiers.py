@@ -1,7 +1,7 @@
-"""Classifiers that need no training images: they are built, at test time, from what is kept of every class.
+"""Classifiers that need no training images: they are built, at test time, from what is stored about every class.
 
-Each builder takes `ClassStatistics` and gives a function from features (N, n) to scores (N, C); the largest score names
-the class. Work that does not depend on the features is done once, in float64, when the classifier is built.
+Each builder takes `ClassStatistics` and returns a function from features (N, n) to scores (N, C); the largest score
+gives the class. Work that does not depend on the features is done once, in float64, when the classifier is built.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Classifier = Callable[[Tensor], Tensor]
 
 OWN, ALL, HEADS, AUTO = "own", "all", "heads", "auto"
 _JITTER, _SMALLEST_JITTER = 1e-6, 1e-12
-# Share of the mean trace up to which a covariance is zero but for rounding.
+# Share of the mean trace up to which a covariance counts as zero up to rounding.
 _NO_SPREAD = 1e-6
 _SVM_SAMPLES = 200
 _REBALANCING_DECAY = 5e-4
@@ -30,9 +30,9 @@ _REBALANCING_DECAY = 5e-4
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """What is kept of the classes seen: means (C, n), covariances (G, n, n) and which of them each class has (C).
+    """What is stored about the classes seen: means (C, n), covariances (G, n, n) and which of them each class has (C).
 
-    `heads` (C, n) are the weights of a linear classifier of the same features, where there is one.
+    `heads` (C, n) are the weights of a linear classifier of the same features, if there is one.
     """
 
     means: Tensor
@@ -41,7 +41,7 @@ class ClassStatistics:
     heads: Tensor | None = None
 
     def spread(self) -> tuple[Tensor, Tensor]:
-        """Covariances and which of them each class has; an error where none are kept."""
+        """Covariances and which of them each class has; an error if none are kept."""
         if self.covariances is None:
             raise SettingsError("This classifier needs class covariances, but only class means are kept.")
         if self.covariance_of is None:
@@ -118,7 +118,7 @@ def machines(statistics: ClassStatistics) -> Classifier:
     """Linear support vector machines fitted to features drawn from every class's Gaussian, scaled to unit length."""
     covariances, group_of = statistics.spread()
     if len(statistics.means) == 1:
-        return lambda features: features.new_zeros(len(features), 1)  # nothing to tell it from
+        return lambda features: features.new_zeros(len(features), 1)  # there is no other class
     factors = prototypes.cholesky_factors(covariances)
     generator = torch.Generator().manual_seed(0)  # the CPU's: the same classifier on every device
     counts = [_SVM_SAMPLES] * len(statistics.means)
@@ -128,7 +128,7 @@ def machines(statistics: ClassStatistics) -> Classifier:
 
 
 def rebalanced(statistics: ClassStatistics) -> Classifier:
-    """The heads trained on with features drawn from every class's Gaussian, equally many of each, as EFC++ does it."""
+    """The heads trained further on features drawn from every class's Gaussian, equally many of each, as in EFC++."""
     covariances, group_of = statistics.spread()
     if statistics.heads is None:
         raise SettingsError("This classifier needs trained heads, and there are none.")
@@ -163,9 +163,9 @@ def possible(keeps: Collection[str]) -> tuple[str, ...]:
 
 
 def automatic(keeps: Collection[str]) -> str:
-    """Return what `auto` is for a method that decides by heads: rebalanced ones where it keeps what that needs.
+    """Return what `auto` means for a method that classifies with its heads: rebalanced if it keeps what that needs.
 
-    Visits of a model are small, often of one class: heads hardly learn to tell it from others then; Gaussians do.
+    Tasks of a model are small, often of one class. Heads then hardly learn to separate it from others; Gaussians do.
     """
     return "rebalanced" if "rebalanced" in possible(keeps) else OWN
 
@@ -192,15 +192,15 @@ def shrunk_towards_mean(covariance: Tensor, diagonal: float, off_diagonal: float
     shrunk = covariance + diagonal * variance * identity + off_diagonal * rest * (1.0 - identity)
     if not correlation:
         return shrunk
-    # What never varies goes with nothing.
+    # A feature that never varies correlates with none.
     deviation = torch.where(shrunk.diagonal() > 0.0, shrunk.diagonal().clamp(min=0.0).sqrt(), torch.inf)
     return shrunk / (deviation[:, None] * deviation)
 
 
 def _with_spread(covariances: Tensor, group_of: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, with the mean of the others in place of a covariance that is zero but for rounding.
+    """The same, but a covariance that is zero up to rounding is replaced by the mean of the others.
 
-    That of a class of one image is: taken at its word, no other image could ever belong to that class.
+    A class of one image has such a covariance: with it, no other image could ever belong to that class.
     """
     traces = covariances.diagonal(dim1=1, dim2=2).sum(dim=1)
     known = traces > _NO_SPREAD * traces.mean()
@@ -211,7 +211,7 @@ def _with_spread(covariances: Tensor, group_of: Tensor) -> tuple[Tensor, Tensor]
 
 def _whitening(covariance: Tensor) -> Tensor:
     """W (n, n), upper triangular, with W W^T = S^-1, so that ||x W|| is the Mahalanobis length of the row x."""
-    # Where no class has any spread, the floor keeps distances finite.
+    # If no class has any spread, the floor keeps distances finite.
     jitter = max(_JITTER * float(covariance.diagonal().mean()), _SMALLEST_JITTER)
     factor = prototypes.cholesky_factors(covariance[None], jitter)[0]
     identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
@@ -219,9 +219,9 @@ def _whitening(covariance: Tensor) -> Tensor:
 
 
 def _whitened_distances(means: Tensor, whitening: Tensor, group_of: Tensor) -> Classifier:
-    """Return what gives features' squared distances to all means, each as the whitening of its group sees it.
+    """Return a function from features to squared distances to all means, each after the whitening of its group.
 
-    Who belongs together is settled here, so that the answer is one fixed computation, which can be exported.
+    The groups are fixed here, so that scoring is one fixed computation, which can be exported.
     """
     members = [(group_of == group).nonzero()[:, 0] for group in range(len(whitening))]
     groups = [(matrix, means[rows] @ matrix) for matrix, rows in zip(whitening, members, strict=True) if len(rows)]
@@ -235,7 +235,7 @@ def _whitened_distances(means: Tensor, whitening: Tensor, group_of: Tensor) -> C
 
 
 def _squared_distances(points: Tensor, centres: Tensor) -> Tensor:
-    """||x - c||^2 (N, C) by products, around the centres' mean so that what cancels is small."""
+    """||x - c||^2 (N, C) by products, around the centres' mean so that the terms that cancel are small."""
     origin = centres.mean(dim=0)
     points, centres = points - origin, centres - origin
     return points.square().sum(dim=1, keepdim=True) + centres.square().sum(dim=1) - 2.0 * points @ centres.T

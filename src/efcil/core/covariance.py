@@ -8,14 +8,14 @@ from torch.nn import functional
 
 from efcil.errors import TrainingError
 
-#: Forms in which covariances take less room: leading eigenvectors, or variances alone.
+#: Compressed forms of covariances: leading eigenvectors, or variances only.
 IN_SHORT = ("low-rank", "diagonal")
 
 
 def shrink(covariances: Tensor, amount: float) -> Tensor:
     """(1 - a) S + a (tr S / n) I for covariances (C, n, n) or (n, n) and a in [0, 1]; the trace stays the same."""
     if not 0.0 <= amount <= 1.0:
-        raise TrainingError(f"The shrinkage of a covariance must lie between 0 and 1, but it is {amount}.")
+        raise TrainingError(f"The shrinkage of a covariance must be between 0 and 1, but it is {amount}.")
     size = covariances.shape[-1]
     variance = covariances.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
     identity = torch.eye(size, dtype=covariances.dtype, device=covariances.device)
@@ -42,11 +42,11 @@ def low_rank(covariances: Tensor, explained: float) -> Tensor:
     """Factors F (C, n, r) such that F F^T keeps the leading directions of each covariance (C, n, n).
 
     For each class the fewest eigenvectors are kept that together explain at least the share `explained`, in (0, 1], of
-    the variance; r is the largest number any class needs and the other classes are filled up with zero columns (see
+    the variance; r is the largest number any class needs and the other classes are padded with zero columns (see
     `ranks`). `prototypes.coloured_noise` takes these factors as they are. A zero covariance gets no direction at all.
     """
     if not 0.0 < explained <= 1.0:
-        raise TrainingError(f"The share of variance to keep must lie in (0, 1], but it is {explained}.")
+        raise TrainingError(f"The share of variance to keep must be in (0, 1], but it is {explained}.")
     kept = [_leading_directions(covariance, explained) for covariance in covariances]
     width = max((factor.shape[1] for factor in kept), default=0)
     factors = covariances.new_zeros(covariances.shape[0], covariances.shape[-1], width)
@@ -69,7 +69,7 @@ def spell_out(compact: Tensor) -> Tensor:
 
 
 def join(first: Tensor, second: Tensor) -> Tensor:
-    """Both of one form as one; factors (C, n, r) and (D, n, s) of the larger rank, filled up with zero columns."""
+    """Concatenate two of the same form; factors (C, n, r) and (D, n, s) are padded with zero columns."""
     if first.dim() == 2:
         return torch.cat([first, second])
     width = max(first.shape[2], second.shape[2])
@@ -84,7 +84,7 @@ def ranks(factors: Tensor) -> Tensor:
 def _leading_directions(covariance: Tensor, explained: float) -> Tensor:
     """Columns sqrt(eigenvalue) * eigenvector (n, r), leading first, of one covariance (n, n)."""
     values, vectors = torch.linalg.eigh(covariance.double())
-    # Rounding leaves tiny eigenvalues of either sign where the covariance is singular; none of them is variance.
+    # If the covariance is singular, rounding leaves tiny eigenvalues of either sign; none of them is variance.
     negligible = values.abs().max() * len(values) * torch.finfo(covariance.dtype).eps
     values = torch.where(values > negligible, values, torch.zeros_like(values)).flip(0)
     before = values.cumsum(0) - values

@@ -1,8 +1,8 @@
 """Prototype drift compensation: how far stored class means moved, estimated from images of the current task.
 
-The current task's images are seen by the old and by the new backbone. A class mean is moved by a weighted average of
+The current task's images pass through the old and the new backbone. A class mean is moved by a weighted average of
 their drifts, where images that were close to the mean in the old feature space count most.
-Distances are worked out in float64: expanding the quadratic form into matrix products subtracts nearly equal numbers.
+Distances are computed in float64: expanding the quadratic form into matrix products subtracts nearly equal numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def drift_weights(old_features: Tensor, prototypes: Tensor, matrix: Tensor, sigm
     """Weights w_i^c (C, N) of sample i for class c, from old features (N, n), prototypes (C, n) and E (n, n).
 
     d_i^c = (f_i - p^c)^T E (f_i - p^c), scaled to [0, 1] with one minimum and one maximum over all classes and
-    samples, and w_i^c = exp(-d / (2 sigma^2)). Where all distances are equal (up to rounding), all weights are 1.
+    samples, and w_i^c = exp(-d / (2 sigma^2)). If all distances are equal (up to rounding), all weights are 1.
     """
     _check(old_features, prototypes, sigma)
     chunks = _distance_chunks(old_features, prototypes, matrix, _rows(prototypes, None))
@@ -42,12 +42,12 @@ def compensate(
     """Moved prototypes p^c + sum_i w_i^c (f_i^new - f_i^old) / sum_i w_i^c, with the weights of `drift_weights`.
 
     prototypes (C, n), old and new features (N, n) of the same images, E (n, n); gives (C, n). The table of weights is
-    never whole in memory: `rows` samples are taken at a time (default: as many as fit a fixed amount of memory).
+    never in memory as a whole: `rows` samples are taken at a time (default: as many as fit a fixed amount of memory).
     """
     _check(old_features, prototypes, sigma)
     rows = _rows(prototypes, rows)
     ranges = [distance.aminmax(dim=1) for _, distance in _distance_chunks(old_features, prototypes, matrix, rows)]
-    # Of every class: a factor on all of its weights changes nothing, and without it those of one that is far from all
+    # Per class: a factor on all weights of a class has no effect, and without it the weights of a class far from all
     # samples would vanish in floating point.
     nearest = torch.stack([lowest for lowest, _ in ranges]).amin(dim=0)
     largest = torch.stack([highest for _, highest in ranges]).max()
@@ -85,7 +85,7 @@ def move(prototypes: Tensor, weights: Tensor, displacements: Tensor) -> Tensor:
 def _distance_chunks(features: Tensor, prototypes: Tensor, matrix: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
     """Yield, for each run of `rows` samples, its slice and the float64 distances (C, rows)."""
     form = matrix.double()
-    # Distances do not depend on the origin; one near the data keeps the terms that cancel small.
+    # Distances do not depend on the origin; an origin near the data keeps the terms that cancel small.
     origin = prototypes.double().mean(dim=0)
     centres = prototypes.double() - origin
     projected = centres @ form
@@ -98,7 +98,7 @@ def _distance_chunks(features: Tensor, prototypes: Tensor, matrix: Tensor, rows:
 
 
 def _spread(spread: Tensor, features: Tensor, prototypes: Tensor, matrix: Tensor) -> Tensor:
-    """The divisor of the scaling: max - min, or infinity (all weights 1) where it is nothing but rounding."""
+    """The divisor of the scaling: max - min, or infinity (all weights 1) if it is only rounding."""
     origin = prototypes.double().mean(dim=0)
     reach = torch.maximum(
         (features.double() - origin).square().sum(dim=1).max(), (prototypes.double() - origin).square().sum(dim=1).max()
@@ -114,7 +114,7 @@ def _rows(prototypes: Tensor, rows: int | None) -> int:
 
 
 def _check(features: Tensor, prototypes: Tensor, sigma: float) -> None:
-    """Refuse what has no weighted mean."""
+    """Refuse inputs without a weighted mean."""
     if len(features) == 0 or len(prototypes) == 0:
         raise TrainingError(
             f"Drift compensation needs samples and prototypes, but got {len(features)} samples and {len(prototypes)} "

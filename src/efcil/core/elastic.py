@@ -1,7 +1,7 @@
 """The loss of EFC as one differentiable operation: drift penalty and PR-ACE, with their gradient written out.
 
 Composed from elementary operations this loss takes some ninety small kernels forwards and backwards, a tenth of a
-training step on a GPU. Everything about it is known in closed form, so here it is a dozen.
+training step on a GPU. All of it is known in closed form, so here it takes a dozen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def elastic_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the three terms (drift, current, replay) of EFC's loss.
 
-    features (B + P, n): those of the batch, then those of the P images of the step before; old_features (B, n);
+    features (B + P, n): those of the batch, then those of the P images of the previous step; old_features (B, n);
     prototypes (Q, n); weight (m, n): all heads; penalty (n, n), symmetric: strength * E + damping * I;
     targets (B + P + Q,) in 0..m-1; replay_weights (P + Q,), summing to one.
 
@@ -74,8 +74,8 @@ def weighted_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return weight * cross-entropy of every row, and its gradient with respect to the logits.
 
-    The first `size` rows count 1 / size each and see only classes from `old_classes` on; the others have
-    `replay_weights` and see all classes.
+    The first `size` rows count 1 / size each and include only classes from `old_classes` on; the others have
+    `replay_weights` and include all classes.
     """
     if compiled(logits.device):
         from efcil.core.elastic_kernel import weighted_rows as fast

@@ -52,7 +52,7 @@ def accumulate(total: FeatureMatrixSum, logits: Tensor) -> FeatureMatrixSum:
 def feature_matrix(weight: Tensor, mean_probability: Tensor, mean_outer: Tensor) -> Tensor:
     """E = W^T (diag(mean p) - mean p p^T) W, for W (m, n), mean p (m), mean p p^T (m, m); gives (n, n).
 
-    Worked out in float64, because the two parts of the middle matrix nearly cancel for confident predictions, and
+    Computed in float64, because the two parts of the middle matrix nearly cancel for confident predictions, and
     returned symmetric in the type of `weight`. E is positive semi-definite with rank at most m - 1.
     """
     head = weight.double()
@@ -72,7 +72,7 @@ def quadratic_drift(
 ) -> Tensor:
     """Mean over the batch of d^T (strength * E + damping * I) d, for drifts `delta` (B, n) and E (n, n); a scalar.
 
-    `weights` (B), if given, leave out rows that only fill up the batch.
+    `weights` (B), if given, leave out rows that only pad the batch.
     """
     elastic = ((delta @ matrix) * delta).sum(dim=1)
     return weighted_mean(strength * elastic + damping * delta.square().sum(dim=1), weights)

@@ -38,8 +38,8 @@ def add_squares_per_image(
     """Add `weight` times the sum over images of the squared gradient of each image's own loss, in place.
 
     `loss` maps the module's results for the images (B, ...) to the sum of their losses. All parameters must belong to
-    convolutions and to BatchNorm layers that are not in training mode: of those, one pass for all images tells each
-    image's gradient, which is a product of what a layer was given and the gradient of what it returned.
+    convolutions and to BatchNorm layers that are not in training mode: for those, one pass over all images gives each
+    image's gradient, which is a product of a layer's input and the gradient of its output.
     """
     kept: list[tuple[nn.Module, Tensor, Tensor]] = []
 
@@ -62,7 +62,7 @@ def add_squares_per_image(
 
 
 def _gradients_per_image(layer: nn.Module, given: Tensor, gradient: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the layer's parameters with their gradients (B, elements) for every image by itself."""
+    """Yield the layer's parameters with their gradients (B, elements) for every single image."""
     if isinstance(layer, nn.Conv2d):
         assert not isinstance(layer.padding, str)
         windows = functional.unfold(given, layer.kernel_size, padding=layer.padding, stride=layer.stride)
@@ -87,7 +87,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Cut a vector made by `flatten` into tensors with the shapes and memory formats of `like`."""
+    """Split a vector made by `flatten` into tensors with the shapes and memory formats of `like`."""
     sizes = [tensor.numel() for tensor in like]
     if sum(sizes) != len(flat):
         raise TrainingError(

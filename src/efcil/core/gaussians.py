@@ -1,6 +1,6 @@
 """Classes as Gaussians in feature space: features gathered, whole classes drawn, infinite sampling in closed form.
 
-Statistics and the factors to sample with are made by core/prototypes.py.
+Statistics and the factors to sample with come from core/prototypes.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training a bias-free linear softmax head on features that already lie on the device, or that Gaussians give."""
+"""Training a bias-free linear softmax head on features that are already on the device, or drawn from Gaussians."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from efcil.errors import TrainingError
 _EPOCHS, _RATE, _MOMENTUM, _BATCH, _JITTER = 50, 1e-3, 0.9, 256, 1e-5
 #: Features drawn of every class, and at least of all together, so that a few classes get enough steps too.
 _SAMPLES, _LEAST = 100, 5120
-#: Epochs after which they are drawn anew.
+#: Epochs after which they are drawn again.
 _REDRAWN = 10
 
 
@@ -31,7 +31,7 @@ def softmax_epoch(
 ) -> None:
     """One epoch of SGD on the mean cross-entropy of softmax(features @ weight^T); changes weight and velocity.
 
-    weight and velocity (m, n), features (N, n) in the order in which they are to be seen, labels (N). The last batch
+    weight and velocity (m, n), features (N, n) in the order of training, labels (N). The last batch
     may be short. The steps are those of torch.optim.SGD with coupled weight decay; the gradient, (p - e_y)^T f / B, is
     written out, so that a step is a handful of kernels and never waits for the device.
     """
@@ -60,10 +60,10 @@ def fit_to_gaussians(
     *,
     weight_decay: float = 0.0,
 ) -> Tensor:
-    """Return heads (C, n) trained on, from `weight`, with samples of every class's Gaussian: re-balanced heads.
+    """Return re-balanced heads (C, n): `weight`, trained further on samples of every class's Gaussian.
 
-    Every class has equally many samples, whatever it was trained with; `generator` gives the one of an epoch. How many
-    is fixed; rate, momentum, batch and epochs are those that EFC++ re-balances with.
+    Every class has equally many samples, whatever its number of images; `generator` returns the one of an epoch. That
+    number is fixed; rate, momentum, batch size and epochs are those of EFC++.
     """
     factors = prototypes.cholesky_factors(covariances, _JITTER)
     weight = weight.detach().clone()

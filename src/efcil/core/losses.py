@@ -1,7 +1,7 @@
 """Loss terms as pure functions. Logits of half precision are promoted to float32; other types are kept.
 
-Every batch term takes optional weights per row, so that a step can keep a fixed shape: rows that only fill up the
-batch get weight 0. Such rows must hold finite numbers, because zero times infinity is not zero.
+Every batch term takes optional weights per row, so that a step can keep a fixed shape: rows that only pad the batch get
+weight 0. Such rows must hold finite numbers, because zero times infinity is not zero.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean of `values` (B): sum_i w_i v_i / sum_i w_i. Where the weights sum to 0, it is 0 and has zero gradient."""
+    """Mean of `values` (B): sum_i w_i v_i / sum_i w_i. If the weights sum to 0, it is 0 and has zero gradient."""
     if weights is None:
         return values.mean()
     weights = weights.to(values.dtype)

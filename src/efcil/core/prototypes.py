@@ -56,8 +56,8 @@ def _refuse_empty(label: int, count: int) -> None:
 def cholesky_factors(covariances: Tensor, jitter: float = 1e-5) -> Tensor:
     """Lower-triangular L (C, n, n) with L L^T = S + jitter * I for covariances S (C, n, n).
 
-    Factorised in float64, returned in the type of `covariances`. Where rounding makes a matrix indefinite beyond the
-    jitter, that matrix alone is tried again with ten times the jitter (with very little after none), until it succeeds.
+    Factorised in float64, returned in the type of `covariances`. If rounding makes a matrix indefinite beyond the
+    jitter, only that matrix is tried again with ten times the jitter (with very little after none), until it succeeds.
     """
     factors = torch.empty_like(covariances)
     for start in range(0, len(covariances), _FACTORISED_TOGETHER):
@@ -160,10 +160,10 @@ def draw_composition(
 ) -> Composition:
     """Draw for many steps how many places of the rehearsal batch go to new classes and how many to old ones.
 
-    With C seen classes and batch size B, a step draws places for classes: B distinct classes where C >= B; otherwise
-    all C classes in random order and then the first min(B - C, C) of that order once more. The places that fall on
-    new classes are filled with current images, the others with prototypes. (That the first step of a task has no
-    earlier images, and a short batch fewer, is the caller's affair.)
+    With C seen classes and batch size B, a step draws places for classes: B distinct classes if C >= B; otherwise
+    all C classes in random order and then the first min(B - C, C) of that order again. The places that fall on
+    new classes are filled with current images, the others with prototypes. (The caller handles that the first step of
+    a task has no earlier images, and that a short batch has fewer.)
     """
     seen = old_classes + new_classes
     orders = _random_orders(steps, seen, generator)
@@ -180,7 +180,7 @@ def _drawn_again(seen: int, batch_size: int) -> int:
 
 
 def _repeated_orders(classes: int, count: int, steps: int, generator: torch.Generator) -> Tensor:
-    """Per step a random permutation of the classes, repeated or cut to `count` entries: (steps, count)."""
+    """Per step a random permutation of the classes, repeated or truncated to `count` entries: (steps, count)."""
     if classes < 1:
         raise TrainingError("Prototype labels need at least one old class; draw them from the second task on.")
     places = torch.arange(count, device=generator.device) % classes

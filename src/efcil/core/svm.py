@@ -1,4 +1,4 @@
-"""One-vs-rest linear support vector machines with squared hinge loss, for all classes at once.
+"""One-vs-rest linear support vector machines with squared hinge loss, for all classes together.
 
 For every class k, with targets y = +1 for its rows and -1 for all others, this minimises
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from efcil.errors import TrainingError
 
 SOLVERS = ("torch", "sklearn")
-# Margins held at a time (rows times classes); more classes are solved for in several goes.
+# Margins held at a time (rows times classes); with more classes, they are solved in several rounds.
 _TABLE_ENTRIES = 1 << 27
 _NEWTON_STEPS = 100
 _GRADIENT_STEPS = 200
@@ -71,8 +71,8 @@ def _newton(rows: Tensor, labels: Tensor, classes: Tensor, cost: float, toleranc
     """Weights (K, n + 1) of the machines of `classes`, by Newton's method with conjugate gradients and a line search.
 
     The objective is piecewise quadratic and strongly convex: once the set of rows inside the margin no longer changes,
-    a Newton step is exact, so a few steps are enough. All machines take their steps together; one that is done stays
-    where it is.
+    a Newton step is exact, so a few steps are enough. All machines take their steps together; one that is done no
+    longer changes.
     """
     targets = torch.where(labels[:, None] == classes, 1.0, -1.0).to(rows.dtype)
     positives = (targets > 0).sum(dim=0)
@@ -96,7 +96,7 @@ def _newton(rows: Tensor, labels: Tensor, classes: Tensor, cost: float, toleranc
         change = -targets * (rows @ step.T)
         length = _line_search(weight, step, gradient, slack, change, cost)
         if not bool((pending & (length > 0)).any()):
-            break  # nothing gets better any more: that is as exact as the number format is
+            break  # no further improvement: the limit of the number format is reached
         weight = weight + length[:, None] * step
         slack = slack + length * change
     return weight
@@ -128,7 +128,7 @@ def _conjugate_gradients(
 
 
 def _line_search(weight: Tensor, step: Tensor, gradient: Tensor, slack: Tensor, change: Tensor, cost: float) -> Tensor:
-    """The longest of 1, 1/2, 1/4, ... per machine (K) that lowers the objective enough; 0 where none does."""
+    """The longest of 1, 1/2, 1/4, ... per machine (K) that lowers the objective enough; 0 if none does."""
 
     def rise(length: Tensor) -> Tensor:
         """How much the objective changes, summed from differences so that small changes are not lost."""
@@ -149,7 +149,7 @@ def _line_search(weight: Tensor, step: Tensor, gradient: Tensor, slack: Tensor, 
 def _fit_liblinear(features: Tensor, labels: Tensor, classes: int, cost: float, tolerance: float) -> LinearMachines:
     from sklearn.svm import LinearSVC
 
-    # Two classes make one machine in scikit-learn; asking for each class by itself gives all of them in any case.
+    # For two classes scikit-learn fits one machine; fitting each class separately always gives all of them.
     table, answers = features.double().cpu().numpy(), labels.cpu().numpy()
     weight, intercept = features.new_zeros(classes, features.shape[1]), features.new_zeros(classes)
     for label in range(classes):

@@ -1,6 +1,6 @@
-"""Class statistics carried from the old feature space to the new one by a map learned from the current task's images.
+"""Class statistics moved from the old feature space to the new one by a map learned from the current task's images.
 
-Kernel-weighted drift (core/drift.py) moves each mean by itself. Here one affine map, fitted to features of the same
+Kernel-weighted drift (core/drift.py) moves each mean separately. Here one affine map, fitted to features of the same
 images before and after a task, moves everything: a Gaussian stays a Gaussian under it, so means and covariances move
 in closed form.
 """
@@ -42,7 +42,7 @@ def ridge_map(before: Tensor, after: Tensor, strength: float = 0.01, *, intercep
 
     A = I + B minimises mean ||x + B x + b - y||^2 + s ||B||_F^2 over centred features; s is `strength` times the mean
     variance of the old features. Without `intercept`, b is 0 and nothing is centred, so that it is their mean square.
-    Where images say nothing (fewer of them than features, or features that are always 0), the map is the identity.
+    In directions without data (fewer images than features, or features that are always 0), the map is the identity.
     """
     if len(before) != len(after) or len(before) == 0:
         raise TrainingError(
@@ -55,7 +55,7 @@ def ridge_map(before: Tensor, after: Tensor, strength: float = 0.01, *, intercep
     gram = source.T @ source / len(source)
     penalty = strength * gram.diagonal().mean()
     identity = torch.eye(old.shape[1], dtype=torch.float64, device=old.device)
-    # eigh instead of solve: without a penalty directions that no image has are left alone, not blown up.
+    # eigh instead of solve: without a penalty, directions that no image has stay unchanged and do not blow up.
     values, vectors = torch.linalg.eigh(gram)
     kept = values > values.max() * len(values) * torch.finfo(torch.float64).eps
     inverse = torch.where(kept, 1.0 / torch.where(kept, values + penalty, 1.0), 0.0)
@@ -93,19 +93,19 @@ def learned_map(
 
 
 def relational_update(prototypes: Tensor, before: Tensor, after: Tensor, strength: float = 0.01) -> Tensor:
-    """Old class means (C, n) moved as their relation to the new classes says, whose means (q, n) are before and after.
+    """Old class means (C, n), moved by their relation to the new classes, whose means (q, n) are `before` and `after`.
 
     Each old mean is written as the average of the new ones plus a ridge-regressed combination of their deviations from
-    it, as they were before; what that leaves over is kept. The same combination of the new means afterwards gives the
+    it, from before the task; the remainder is kept. The same combination of the new means after the task gives the
     moved mean. If all new means move by v, so does every old one.
     """
     old, new = before.double(), after.double()
     deviations = old - old.mean(dim=0)
     gram = deviations @ deviations.T
     spread = gram.diagonal().mean()
-    penalty = torch.where(spread > 0, strength * spread, 1.0)  # a single new class deviates from nothing
+    penalty = torch.where(spread > 0, strength * spread, 1.0)  # a single new class has no deviation
     identity = torch.eye(len(old), dtype=torch.float64, device=old.device)
     relation = torch.linalg.solve(gram + penalty * identity, deviations @ (prototypes.double() - old.mean(dim=0)).T).T
     moves = new - old
-    # Deviations sum to zero, and so do the rows of the relation: it does not see what all new means share.
+    # Deviations sum to zero, and so do the rows of the relation: a shift shared by all new means has no effect on it.
     return (prototypes.double() + moves.mean(dim=0) + relation @ moves).to(prototypes.dtype)

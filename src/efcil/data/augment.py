@@ -1,8 +1,8 @@
 """Batched augmentations: the same tensor code on CPU and GPU.
 
-An augmentation works in two moves. `draw` makes the random numbers of a whole epoch (small tensors); `apply` turns a
-slice of images with its slice of numbers into normalised network input. What an image looks like in an epoch therefore
-does not depend on how the epoch is cut into pieces.
+An augmentation works in two steps. `draw` makes the random numbers of a whole epoch (small tensors); `apply` turns a
+slice of images with its slice of numbers into normalised network input. So the look of an image in an epoch does not
+depend on how the epoch is split into slices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Normalisation:
     std: tuple[float, float, float]
 
     def constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return factor and summand (3,) that map pixel values 0..255 to network input."""
+        """Return scale and shift (3,) that map pixel values 0..255 to network input."""
         return _constants(self, device)
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
@@ -40,14 +40,14 @@ class Normalisation:
 
 @cache
 def _constants(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
-    # Made once: bringing even three numbers over makes the host wait for the device.
+    # Created once: copying even three numbers makes the host wait for the device.
     scale = torch.tensor([1.0 / (255.0 * s) for s in normalisation.std], device=device)
     shift = [-m / s for m, s in zip(normalisation.mean, normalisation.std, strict=True)]
     return scale, torch.tensor(shift, device=device)
 
 
 class Augmentation:
-    """Leaves images as they are; the base of the others."""
+    """Does not change images; the base class of the others."""
 
     description = "no augmentation"
     #: Whether images are mirrored at random.
@@ -106,7 +106,7 @@ class ResizedCrop(Augmentation):
     Areas are uniform in `area` (as a share of the padded image), aspect ratios log-uniform in [3/4, 4/3]; of ten
     candidates the first that fits is taken, else the whole image. Resizing is the antialiased triangle filter of
     Pillow, horizontally then vertically, each rounded to whole pixel values, written as two small matrix products per
-    image; pixels of the padding are zero and are simply left out of the products.
+    image; pixels of the padding are zero and are left out of the products.
     """
 
     attempts = 10
@@ -155,7 +155,7 @@ class ResizedCrop(Augmentation):
     def render(
         self, images: Tensor, order: Tensor, draws: Draws, normalisation: Normalisation, dtype: torch.dtype
     ) -> Tensor:
-        """As the base does it, in a single kernel on CUDA devices."""
+        """As in the base class, but in a single kernel on CUDA devices."""
         if compiled(images.device):
             from efcil.data.augment_kernel import resized_crop
 
@@ -168,7 +168,7 @@ def triangle_filter(start: Tensor, length: Tensor, outputs: int, inputs: int, pa
     """Return matrices (batch, outputs, inputs) that resize the interval [start, start + length) to `outputs` pixels.
 
     Positions count in the padded image; the columns returned are those of the `inputs` real pixels. Weights are those
-    of a triangle as wide as one source pixel when enlarging and as one target pixel when shrinking, cut off at the
+    of a triangle as wide as one source pixel when enlarging and as one target pixel when shrinking, truncated at the
     ends of the interval and normalised to sum to one over it, padding included.
     """
     position = torch.arange(inputs + 2 * padding, device=start.device, dtype=torch.float32)

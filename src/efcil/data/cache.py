@@ -1,4 +1,4 @@
-"""Decode once: decoded images kept as memory-mapped arrays beside the data, or in a cache folder.
+"""Decode once: decoded images stored as memory-mapped arrays next to the data, or in a cache folder.
 
 An entry is a folder:
 
@@ -9,16 +9,16 @@ An entry is a folder:
       train/images.npy, labels.npy
       test/images.npy, labels.npy
 
-Where entries live: in the folder asked for (`cache`, else $EFCIL_CACHE) and nowhere else; when none is asked for, in
-`.efcil-cache` beside the data if that may be written, else in ~/.cache/efcil.
+Where entries are: only in the folder asked for (`cache`, else $EFCIL_CACHE); if none is asked for, in `.efcil-cache`
+next to the data if that is writable, else in ~/.cache/efcil.
 
 What is checked before an entry is used: every byte of the manifest, the checksum of the inputs (changed inputs are
 decoded again and replace the entry), the size of every file, and the SHA-256 of every file up to 256 MiB. Of larger
 files the first, the last and 62 evenly spaced blocks of 64 KiB are checked; damage between them is found only by
 `verify`.
 
-Entries appear by one rename of a complete, flushed folder. Processes that want the same entry wait for each other where
-the file system has locks, and do the work twice, harmlessly, where it has not.
+Entries appear by one rename of a complete, flushed folder. Processes that need the same entry wait for each other if
+the file system has locks. Otherwise both do the work, which does no harm.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from efcil.safe_json import MOST_BYTES, parse
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: entries are still installed by rename, only the waiting is lost
+except ImportError:  # not a POSIX system: entries are still installed by rename, but processes do not wait
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 2  # to be raised whenever the layout changes, or what an input is decoded to
+FORMAT = 2  # increase it whenever the layout or the decoding changes
 SPLITS = ("train", "test")
 FULL_CHECK_BYTES = 256 * 2**20
 BESIDE = ".efcil-cache"
@@ -58,18 +58,18 @@ Allocate = Callable[[str, int, int], np.ndarray]
 
 @dataclass(frozen=True)
 class Request:
-    """What identifies decoded images: source, data, the checksum of what was read, and the settings that shape it."""
+    """What identifies decoded images: source, data, checksum of the inputs, and the settings of the decoding."""
 
     source: str
     data: Path
     inputs: str
     settings: Mapping[str, Any]
-    beside: Path | None  # the folder of the data, or None when nothing may be left there
+    beside: Path | None  # the folder of the data, or None if nothing may be written there
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a build returns once the arrays it allocated are filled: the labels of both splits and the class names."""
+    """What a build returns after filling the arrays it allocated: the labels of both splits and the class names."""
 
     labels: Mapping[str, np.ndarray]
     class_names: tuple[str, ...]
@@ -85,18 +85,18 @@ class Decoded:
 
 
 class _CannotWrite(Exception):
-    """The cache folder at hand cannot be written; another one, or memory, may do."""
+    """This cache folder cannot be written; another one, or memory, may be used instead."""
 
 
 class _Damaged(DataError):
-    """An entry exists for this request but is not what was written."""
+    """An entry exists for this request but differs from what was written."""
 
 
 def load_or_build(request: Request, cache: Path | None, build: Callable[[Allocate], Built]) -> Decoded:
-    """Return the images of `request` from the cache, or build them and leave them there.
+    """Return the images of `request` from the cache, or build and store them there.
 
-    `build` is given `allocate(split, count, image_size)`, must fill the uint8 arrays it gets from it, one for "train"
-    and one for "test", and may be called again if a cache folder proves unwritable on the way.
+    `build` gets `allocate(split, count, image_size)` and must fill the uint8 arrays that this returns, one for "train"
+    and one for "test". It is called again if a cache folder turns out to be unwritable.
     """
     roots = cache_folders(request, cache)
     for root in roots:
@@ -142,11 +142,11 @@ def verify(entry: Path) -> None:
     try:
         _check_files(entry, _manifest(entry), full=True)
     except _Damaged as error:
-        raise DataError(f"{error} Delete {entry}; it is made anew when it is next needed.") from error
+        raise DataError(f"{error} Delete {entry}; it is created again when it is needed.") from error
 
 
 def _entry_name(request: Request, root: Path) -> str:
-    # Beside the data the key must survive moving the whole folder; in a shared cache it must tell folders apart.
+    # Next to the data, the key must survive moving the whole folder; in a shared cache, folders need different keys.
     moves_along = request.beside is not None and root == request.beside / BESIDE
     where = relative_name(request.data, root.parent) if moves_along else str(request.data.resolve())
     key = json.dumps([FORMAT, where, dict(request.settings)], sort_keys=True)
@@ -162,7 +162,7 @@ def _read_or_warn(entry: Path, request: Request) -> Decoded | None:
 
 
 def _read(entry: Path, request: Request) -> Decoded | None:
-    """Return the entry's images, or None when there is no entry or its inputs have changed since."""
+    """Return the entry's images, or None if there is no entry or its inputs have changed since."""
     if not entry.is_dir():
         return None
     manifest = _manifest(entry)
@@ -180,7 +180,7 @@ def _open_arrays(entry: Path, manifest: Mapping[str, Any]) -> Decoded:
             images = np.load(entry / split / "images.npy", mmap_mode="r", allow_pickle=False)
             labels = np.load(entry / split / "labels.npy", allow_pickle=False)
             splits.append(ImageSet(images, labels))
-        except Exception as error:  # NumPy's reader raises almost anything over a header that makes no sense
+        except Exception as error:  # NumPy's reader may raise almost anything for a bad header
             raise _Damaged(f"The cached images in {entry / split} are damaged ({error}).") from error
     class_names = manifest.get("class_names")
     if not isinstance(class_names, list) or not all(isinstance(name, str) for name in class_names):
@@ -197,7 +197,7 @@ def _manifest(entry: Path) -> dict[str, Any]:
         raise _Damaged(f"The cache manifest {file} cannot be read ({error}).") from error
     if not isinstance(manifest, dict):
         raise _Damaged(f"The cache manifest {file} is not a JSON object.")
-    # As text, so that no byte is left out: not a space, and not the checksum's own.
+    # As text, so that every byte is checked, including spaces and the checksum's own bytes.
     manifest.pop("checksum", None)
     if text != _manifest_text(manifest):
         raise _Damaged(f"The cache manifest {file} is not what was written: its checksum differs.")
@@ -205,7 +205,7 @@ def _manifest(entry: Path) -> dict[str, Any]:
 
 
 def _manifest_text(manifest: Mapping[str, Any]) -> str:
-    """Return a manifest as it is written, with the checksum of all that it says."""
+    """Return a manifest as it is written, with the checksum of its content."""
     checksum = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
     return json.dumps({**manifest, "checksum": checksum}, indent=2) + "\n"
 
@@ -231,15 +231,15 @@ def _check_files(entry: Path, manifest: Mapping[str, Any], *, full: bool) -> Non
 def _build_in(root: Path, request: Request, build: Callable[[Allocate], Built]) -> Decoded:
     entry = root / _entry_name(request, root)
     with _locked(root, entry.name) as alone:
-        with contextlib.suppress(_Damaged):  # which has been warned of already
-            if (found := _read(entry, request)) is not None:  # made by another process while this one waited
+        with contextlib.suppress(_Damaged):  # a warning has been given already
+            if (found := _read(entry, request)) is not None:  # built by another process while this one waited
                 return found
-        if alone:  # whatever is half built was left by a process that was killed
+        if alone:  # half-built entries are left over from a killed process
             for leftover in root.glob(f".{entry.name}.*.building*"):
                 shutil.rmtree(leftover, ignore_errors=True)
         with _writing():
             staging = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".building", dir=root))
-            os.chmod(staging, 0o755)  # mkdtemp makes it private, but a cache beside shared data is for all its readers
+            os.chmod(staging, 0o755)  # mkdtemp makes it private, but a cache next to shared data is for all its readers
         try:
             return _build_entry(staging, entry, request, build)
         finally:
@@ -273,15 +273,15 @@ def _build_entry(staging: Path, entry: Path, request: Request, build: Callable[[
         (staging / "manifest.json").write_bytes(_manifest_text(manifest).encode())
         for path in [*staging.rglob("*"), staging]:
             _flush_to_disk(path)
-        # Opened before the rename: the maps stay valid even if another process replaces the entry a moment later.
+        # Opened before the rename: the maps stay valid even if another process replaces the entry afterwards.
         decoded = _open_arrays(staging, manifest)
         _install(staging, entry, request)
     return decoded
 
 
 def _create_array(file: Path, shape: tuple[int, ...]) -> np.memmap:
-    # np.lib.format.open_memmap would make a file with holes, and a disk that fills up while holes are written through a
-    # map kills the process. Reserving the space first turns that into an error that can be handled.
+    # np.lib.format.open_memmap would create a sparse file, and if the disk fills up while holes are written through a
+    # map, the process is killed. Reserving the space first gives an error that can be handled.
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     with open(file, "w+b") as stream:
         np.lib.format.write_array_header_1_0(stream, header)
@@ -299,7 +299,7 @@ def _describe(file: Path) -> dict[str, Any]:
 
 
 def _install(staging: Path, entry: Path, request: Request) -> None:
-    """Move the finished folder to its place, unless another process has put an equal one there already."""
+    """Move the finished folder to its place, unless another process has already put an equal one there."""
     for _ in range(10):
         try:
             os.rename(staging, entry)
@@ -309,7 +309,7 @@ def _install(staging: Path, entry: Path, request: Request) -> None:
             with contextlib.suppress(_Damaged):
                 if _read(entry, request) is not None:
                     return
-            aside = staging.with_name(f"{staging.name}.old")  # stale or damaged: out of the way with it
+            aside = staging.with_name(f"{staging.name}.old")  # stale or damaged: moved away, then removed
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 os.rename(entry, aside)
             shutil.rmtree(aside, ignore_errors=True)
@@ -329,7 +329,7 @@ def _flush_to_disk(path: Path) -> None:
 
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
-    """Turn errors of the file system into _CannotWrite, so that they are told apart from errors in the data."""
+    """Turn errors of the file system into _CannotWrite, so that they differ from errors in the data."""
     try:
         yield
     except OSError as error:
@@ -338,11 +338,11 @@ def _writing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(root: Path, name: str) -> Iterator[bool]:
-    """Hold the lock of an entry, waiting for other processes; yields False where the file system has no locks."""
+    """Hold the lock of an entry, waiting for other processes; yields False if the file system has no locks."""
     with _writing():
         _refuse_read_only(root)
         root.mkdir(parents=True, exist_ok=True)
-        stream = open_regular(root / f".{name}.lock", "ab")  # closed below, where it also ends the lock
+        stream = open_regular(root / f".{name}.lock", "ab")  # closed below, which also releases the lock
     with stream:
         alone = False
         if fcntl is not None:
@@ -353,7 +353,7 @@ def _locked(root: Path, name: str) -> Iterator[bool]:
 
 
 def _refuse_read_only(root: Path) -> None:
-    # A folder without any write permission was made read-only on purpose; the superuser could write there all the same.
+    # A folder without any write permission was made read-only on purpose, although the superuser could write there.
     folder = next((path for path in (root, *root.absolute().parents) if path.exists()), root)
     if not folder.stat().st_mode & 0o222 or not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(13, "the folder is read-only")

@@ -27,8 +27,8 @@ def checksum_contents(files: Iterable[Path], base: Path) -> str:
 def checksum_listing(files: Iterable[Path], base: Path) -> str:
     """Return the SHA-256 over names, sizes and modification times: for folders of many small files.
 
-    A file rewritten with the same size and a restored modification time goes unnoticed; reading a million files to
-    notice that would take as long as decoding them.
+    A file rewritten with the same size and a restored modification time is not noticed; that would need reading all
+    files, which can take as long as decoding them.
     """
     total = hashlib.sha256()
     for name, file in sorted((relative_name(file, base), file) for file in files):
@@ -44,7 +44,7 @@ def relative_name(file: Path, base: Path) -> str:
     """Return the name of `file` as seen from `base`, with forward slashes on every system."""
     prefix = f"{base.as_posix()}/"
     name = file.as_posix()
-    # The quick way first: with a million files os.path.relpath alone would take many seconds.
+    # The fast path first: for a million files, os.path.relpath alone would take many seconds.
     return name[len(prefix) :] if name.startswith(prefix) else Path(os.path.relpath(file, base)).as_posix()
 
 

@@ -2,8 +2,8 @@
 
 How an image becomes RGB: greyscale is repeated over the channels, palettes are looked up, CMYK and the other colour
 spaces are converted, 16-bit values are scaled to 8 bits, and transparent pixels are composited onto white, because the
-colour hidden under full transparency is arbitrary and white is what such pictures are usually shown on. Of an animation
-the first frame is used. Floating-point images are refused: their range is not known.
+colour hidden under full transparency is arbitrary and such pictures are usually shown on white. Of an animation the
+first frame is used. Floating-point images are refused: their range is unknown.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from PIL import Image, ImageOps
 
 from efcil.errors import DataError
 
-# Only these decoders are tried. Pillow knows many more, some of which start other programs; and asking all of them
-# about every image costs more time than decoding a small one.
+# Only these decoders are tried. Pillow has many more, some of which start other programs; and trying all of them on
+# every image takes longer than decoding a small one.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 LARGEST_USUAL_SIDE = 224
-#: How many images are looked at to find the usual side: the headers of more would not move the median.
+#: How many images are read to find the usual side: more would hardly change the median.
 SAMPLED_SIDES = 1000
 
-# Images handed to a thread at once: enough that handing out costs nothing, few enough that all threads end together.
+# Images given to a thread together: enough to make the overhead small, few enough that all threads end together.
 _IMAGES_PER_PIECE = 128
 _SMALL_BYTES = 16_384
 _FEW_THREADS = 4
@@ -46,7 +46,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Fit:
-    """How an image meets its size: exactly that size already, or resized and centre-cropped to it."""
+    """How an image gets its size: it must already have it, or it is resized and centre-cropped to it."""
 
     size: int
     resize: bool = False
@@ -57,10 +57,10 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
     """Decode one image to a uint8 array of size x size x 3; a DataError names the image when that is impossible."""
     try:
         with _open(encoded.content) as opened:
-            # Asked before it is decoded, which may take long: nothing is made smaller here.
+            # Checked before decoding, which may take long: nothing is resized here.
             if not fit.resize and opened.size != (fit.size, fit.size):
                 raise DataError(
-                    f"is {opened.size[0]} x {opened.size[1]} pixels where {fit.size} x {fit.size} is expected. "
+                    f"is {opened.size[0]} x {opened.size[1]} pixels, but {fit.size} x {fit.size} is expected. "
                     "Replace it with the original image."
                 )
             opened.load()
@@ -69,13 +69,13 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
         raise DataError(f"{encoded.where} {error}") from None
     except Image.DecompressionBombError as error:
         raise DataError(
-            f"{encoded.where} is refused: {error} If the image is what it should be, make it smaller first."
+            f"{encoded.where} is refused: {error} If the image is correct, make it smaller first."
         ) from error
     except FileNotFoundError:
         raise DataError(f"{encoded.where} does not exist. Check the path.") from None
-    except Exception as error:  # a broken file makes Pillow's decoders raise almost anything, even SyntaxError
+    except Exception as error:  # for a broken file Pillow's decoders may raise almost anything, even SyntaxError
         if isinstance(encoded.content, Path) and encoded.content.is_dir():
-            raise DataError(f"{encoded.where} is a folder, not an image. Give the images that are in it.") from None
+            raise DataError(f"{encoded.where} is a folder, not an image. Give the images in it.") from None
         if isinstance(error, PermissionError):
             raise DataError(
                 f"{encoded.where} cannot be read ({error.strerror or error}). Change its permissions, or remove it."
@@ -98,7 +98,7 @@ def fit_image(image: Image.Image, fit: Fit) -> np.ndarray:
 def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, workers: int | None = None) -> None:
     """Decode `encoded[i]` into `target[i]` for all i, on `workers` threads (default: one per processor core).
 
-    All images are tried; the error says what is wrong with the first broken one, and names the others.
+    All images are tried; the error says what is wrong with the first broken one and names the others.
     """
     if len(target) != len(encoded):
         raise ValueError(f"{len(encoded)} images for {len(target)} places")
@@ -113,7 +113,7 @@ def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, worker
         return broken
 
     # Pillow releases the interpreter's lock while it decompresses and resizes: threads are enough, and share `target`.
-    # Where there is little of that to do, many threads only wait for the lock.
+    # If there is little to decompress, many threads only wait for the lock.
     small = all(isinstance(each.content, bytes) and len(each.content) < _SMALL_BYTES for each in encoded[:16])
     most = min(_FEW_THREADS, os.cpu_count() or 1) if small else os.cpu_count() or 1
     with ThreadPoolExecutor(max(1, workers or most)) as pool:
@@ -128,7 +128,7 @@ def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, worker
     if broken:
         names = ", ".join(where for where, _ in broken[:_NAMED_BROKEN])
         more = f" and {len(broken) - _NAMED_BROKEN} more" if len(broken) > _NAMED_BROKEN else ""
-        raise DataError(f"{broken[0][1]} In all, {len(broken)} images cannot be used: {names}{more}.") from broken[0][1]
+        raise DataError(f"{broken[0][1]} {len(broken)} images cannot be used: {names}{more}.") from broken[0][1]
 
 
 def short_side(encoded: Encoded) -> int:
@@ -144,9 +144,9 @@ def short_side(encoded: Encoded) -> int:
 
 
 def usual_side(short_sides: Sequence[int]) -> int:
-    """Return the side to bring images to where none is asked for: the median short side, a multiple of 8, at most 224.
+    """Return the side to resize images to if none is asked for: the median short side, a multiple of 8, at most 224.
 
-    The median because half of the images or more should be shrunk rather than blown up; a multiple of 8 because
+    The median because at least half of the images should be shrunk, not enlarged; a multiple of 8 because
     networks halve the image several times, and odd sizes lose a border each time; at most 224 because that is what
     ImageNet networks see, and more costs memory before it gains accuracy.
     """
@@ -154,16 +154,16 @@ def usual_side(short_sides: Sequence[int]) -> int:
 
 
 def _open(content: bytes | Path) -> Image.Image:
-    # A pipe or a device may never end; what is missing, or a folder, is told by those who ask.
+    # A pipe or a device may never end. The caller reports a missing file or a folder.
     if isinstance(content, Path) and content.exists() and not (content.is_file() or content.is_dir()):
-        raise DataError("is no regular file. Give a file that holds an image.")
+        raise DataError("is not a regular file. Give an image file.")
     return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
 
 
 def _reason(error: Exception) -> str:
-    # Pillow's message for unknown content prints the address of a buffer object, which says nothing to anybody.
+    # Pillow's message for unknown content prints the address of a buffer object, which does not help the user.
     if isinstance(error, Image.UnidentifiedImageError):
-        return "its content is none of " + ", ".join(FORMATS)
+        return "its format is none of " + ", ".join(FORMATS)
     return str(error) or type(error).__name__
 
 
@@ -171,7 +171,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode == "F":
-        raise DataError("holds floating-point pixels, whose range is not known. Save it with 8 bits per channel.")
+        raise DataError("has floating-point pixels, whose range is unknown. Save it with 8 bits per channel.")
     if image.mode.startswith("I"):
         # "I" is how some Pillow versions open 16-bit files. 257 maps 0 .. 65535 onto 0 .. 255 exactly.
         wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
@@ -187,6 +187,6 @@ def _resize_and_crop(image: Image.Image, size: int) -> Image.Image:
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
-    # One resampling of the centred square gives what resizing the short side and cropping would, without computing the
-    # pixels that would be cut off. Pillow's bilinear filter widens with the reduction, that is, it is antialiased.
+    # One resampling of the centred square gives the same as resizing the short side and cropping, without computing
+    # the pixels outside the crop. Pillow's bilinear filter widens with the reduction, that is, it is antialiased.
     return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))

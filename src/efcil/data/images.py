@@ -41,7 +41,7 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a test set over the same classes, with what is needed to show and normalise their images."""
+    """A training and a test set over the same classes, with class names and normalisation."""
 
     name: str
     train: ImageSet

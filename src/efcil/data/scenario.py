@@ -1,11 +1,11 @@
 """How classes become tasks: the class order, warm and cold starts, and custom scenarios.
 
 Cold start `csN` is N tasks. Warm start `wsN` is a large first task and N steps after it, so N + 1 tasks: half of the
-classes first, then N equal steps. Where half of the classes cannot be cut into N equal steps, the first task takes the
-size closest to half with which they can (the smaller of two equally close): with 100 classes and 20 steps that gives
-40 + 20 x 3. The one published exception to that rule is kept as data in `_PUBLISHED_STEPS`.
+classes first, then N equal steps. If half of the classes cannot be split into N equal steps, the first task gets the
+size closest to half with which the rest can (the smaller of two equally close): 100 classes and 20 steps give
+40 + 20 x 3. The one published exception to that rule is in `_PUBLISHED_STEPS`.
 
-Where tasks cannot be equal (cold and custom), sizes differ by one at most and the smaller tasks come last.
+If tasks cannot be equal (cold and custom), sizes differ by at most one and the smaller tasks come last.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCENARIOS = {
     "cs20": "cold start: 20 equal tasks",
     "custom": "any number of tasks, with a first task of any size",
 }
-# (steps, classes) -> classes per step, where publications depart from the rule: ImageNet-1K as 400 + 20 x 30.
+# (steps, classes) -> classes per step, if publications depart from the rule: ImageNet-1K as 400 + 20 x 30.
 _PUBLISHED_STEPS = {(20, 1000): 30}
 
 
@@ -58,12 +58,12 @@ class Scenario:
 
     @property
     def number_of_classes(self) -> int:
-        """How many classes all tasks have together."""
+        """The total number of classes of all tasks."""
         return len(self.order)
 
     @property
     def number_of_tasks(self) -> int:
-        """How many tasks there are, the first one included."""
+        """The number of tasks, including the first one."""
         return len(self.tasks)
 
     @property
@@ -91,7 +91,7 @@ def class_order(kind: str, classes: int, seed: int, class_names: Sequence[str] |
     class name means that class even if it looks like a number.
     """
     if kind == "efc":
-        # EFC uses the shuffled list as class -> new label, where most libraries use it as position -> class.
+        # EFC uses the shuffled list as class -> new label, while most libraries use it as position -> class.
         new_labels = list(range(classes))
         random.Random(seed).shuffle(new_labels)
         return tuple(int(original) for original in np.argsort(new_labels))
@@ -103,7 +103,7 @@ def class_order(kind: str, classes: int, seed: int, class_names: Sequence[str] |
         return tuple(range(classes))
     file = Path(kind).expanduser()
     if not file.is_file():
-        raise SettingsError(f"Unknown class order {kind!r}, which is no file either.{closest(kind, ORDERS)}")
+        raise SettingsError(f"Unknown class order {kind!r}, which is not a file either.{closest(kind, ORDERS)}")
     return _order_from_file(file, classes, class_names or ())
 
 
@@ -116,10 +116,10 @@ def make_scenario(
     first_task_classes: int | None = None,
     dataset: str | None = None,
 ) -> Scenario:
-    """Cut `classes` classes into the tasks of scenario `name`; `dataset` is how error messages call the dataset.
+    """Split `classes` classes into the tasks of scenario `name`; error messages use the name `dataset`.
 
-    `tasks` (the first one included) and `first_task_classes` are for the scenario "custom" alone; the result is then
-    called custom-<tasks> or custom-<tasks>-first-<classes>, so that different ones have different names.
+    `tasks` (including the first one) and `first_task_classes` are for the scenario "custom" only; the result is then
+    called custom-<tasks> or custom-<tasks>-first-<classes>, so that different scenarios have different names.
     """
     if name not in SCENARIOS:
         raise unknown("scenario", name, SCENARIOS)
@@ -165,7 +165,7 @@ def _warm_sizes(name: str, steps: int, classes: int, called: str) -> list[int]:
 
 def _custom_sizes(classes: int, tasks: int | None, first: int | None, called: str) -> list[int]:
     if tasks is None:
-        raise SettingsError("Scenario custom needs the number of tasks. Set tasks, the first one included.")
+        raise SettingsError("Scenario custom needs the number of tasks. Set tasks, including the first one.")
     if tasks < 1:
         raise SettingsError(f"A scenario has at least one task; tasks is {tasks}.")
     if first is None:
@@ -174,9 +174,9 @@ def _custom_sizes(classes: int, tasks: int | None, first: int | None, called: st
         raise SettingsError(f"The first task needs at least one class; first_task_classes is {first}.")
     rest, later = classes - first, tasks - 1
     if rest < later or (later == 0 and rest != 0):
-        need = f"which need at least one class each, {later} in all" if later else "so nothing may be left"
+        need = f"which need at least one class each, {later} in total" if later else "so no class may be left"
         raise SettingsError(
-            f"A first task with {first} of the {classes} classes of {called} leaves {classes} - {first} = {rest} to "
+            f"A first task with {first} of the {classes} classes of {called} leaves {classes} - {first} = {rest} for "
             f"the {later} later tasks, {need}. Change tasks or first_task_classes."
         )
     return [first, *_nearly_equal(rest, later)] if later else [first]
@@ -235,12 +235,12 @@ def _order_from_file(file: Path, classes: int, class_names: Sequence[str]) -> tu
 
 
 def _shortened(hint: str) -> str:
-    # A thousand valid names would bury the suggestion in front of them.
+    # A thousand valid names would hide the suggestion in front of them.
     return hint if len(hint) <= 400 else hint[:400].rsplit(",", 1)[0] + ", ..."
 
 
 def _entries(file: Path) -> list[tuple[str, int | str]]:
-    """Return the entries of a class-order file, each with the words that say where it stands."""
+    """Return the entries of a class-order file, each with the words that say where it is."""
     try:
         text = read_text(file)
     except (OSError, ValueError) as error:
@@ -251,7 +251,7 @@ def _entries(file: Path) -> list[tuple[str, int | str]]:
     try:
         listed = parse(text)
     except ValueError as error:
-        raise SettingsError(f"The class order {file} begins like a JSON list but is none ({error}).") from error
+        raise SettingsError(f"The class order {file} starts like a JSON list but is not one ({error}).") from error
     for number, entry in enumerate(listed, start=1):
         if isinstance(entry, bool) or not isinstance(entry, int | str):
             raise SettingsError(

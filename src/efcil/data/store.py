@@ -14,14 +14,14 @@ from efcil.data.augment import Augmentation, Draws, Normalisation
 from efcil.errors import DataError
 
 PIECE_BYTES = 1 << 28
-#: How images are looked at for statistics of classes: as they are, or augmented once.
+#: Which views of images give the statistics of classes: plain, or augmented once.
 VIEWS = ("plain", "augmented")
 
 
 def resident(images: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:
     """Return rows of `images` (N, h, w, 3), which may be a memory map, as a tensor (n, 3, h, w) on a device.
 
-    They are copied in pieces: nothing but the result is ever whole in memory.
+    They are copied in parts, so that only the result is in memory as a whole.
     """
     _, height, width, channels = images.shape
     bytes_each = height * width * channels
@@ -40,14 +40,14 @@ def _refuse_too_many(count: int, bytes_each: int, device: torch.device) -> None:
     free = torch.cuda.mem_get_info(device)[0] + reusable
     if count * bytes_each > free:
         raise DataError(
-            f"{count:,} images are to lie on {device} at once, {count * bytes_each / 2**30:.1f} GiB, but it has "
+            f"{count:,} images must fit on {device} together, {count * bytes_each / 2**30:.1f} GiB, but it has "
             f"{free / 2**30:.1f} GiB free. Make the images or the tasks smaller, or free the GPU."
         )
 
 
 @dataclass(frozen=True)
 class View:
-    """One augmented look at every image: the order in which they come and the random numbers of each."""
+    """One augmented view of all images: their order and the random numbers of each."""
 
     order: Tensor
     draws: Draws
@@ -56,8 +56,8 @@ class View:
 class TaskImages:
     """Images (n, 3, size, size) and labels (n,) of one task on a device, with augmentation and normalisation.
 
-    Labels are positions in the class order. `rows` says which of the given images and labels are meant, if not all.
-    Nothing here is ever saved: when a task ends, its images are let go.
+    Labels are positions in the class order. `rows` selects from the given images and labels; the default is all.
+    Nothing here is ever saved: when a task ends, its images are freed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TaskImages:
         return self.images.shape[-1]
 
     def view(self, purpose: str, index: int = 0) -> View:
-        """Return the shuffled, augmented view called (purpose, index): the same one whenever it is asked for."""
+        """Return the shuffled, augmented view called (purpose, index); the same name always gives the same view."""
         generator = seeds.generator(self.device, self._seed, self._name, purpose, index)
         order = torch.randperm(len(self), generator=generator, device=self.device)
         return View(order, self.augmentation.draw(len(self), self.size, generator))
@@ -105,7 +105,7 @@ class TaskImages:
         return images, self.labels[chosen]
 
     def chunk_size(self, limit: int = 1 << 28) -> int:
-        """Return how many images may be rendered at once so that one float copy stays within `limit` bytes."""
+        """Return how many images may be rendered together so that one float copy stays within `limit` bytes."""
         return max(1, min(len(self), limit // (4 * 3 * self.size * self.size), 2048))
 
     def augmented(self, purpose: str, index: int = 0) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""Work that goes on beside the training, such as writing a checkpoint to a slow disk."""
+"""Work in the background of training, such as writing a checkpoint to a slow disk."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from threading import Thread
 
 
 class Background:
-    """Does one piece of work at a time in a thread. What it raised is raised where it is waited for."""
+    """Does one piece of work at a time in a thread. An error is raised again where the work is waited for."""
 
     def __init__(self) -> None:
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Wait for the piece before, then begin with `work`."""
+        """Wait for the previous piece, then start `work`."""
         self.wait()
         self._thread = Thread(target=self._do, args=(work,), name="efcil-background")
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what the last piece raised, if it has; wait for nothing."""
+        """Raise the error of the last piece, if it has raised one; do not wait."""
         if self._error is not None:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is under way; raise what the last piece raised, once."""
+        """Wait until nothing is running; raise the error of the last piece, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -13,7 +13,7 @@ from efcil.engine.execution import Execution
 
 WARM_UP_STEPS = 3
 
-#: A step: it gets its place in the block, a number or a tensor on the device that it moves on, and its batch length.
+#: A step: it gets its index in the block (a number, or a tensor on the device that it increments) and its batch length.
 Compute = Callable[[int | Tensor, int], None]
 
 
@@ -21,7 +21,7 @@ class StepRunner:
     """Runs every step as it is written."""
 
     def start_at(self, index: int) -> None:
-        """Say which step of the block comes next."""
+        """Set which step of the block comes next."""
 
     def run(self, compute: Compute, index: int, length: int) -> None:
         """Run step `index` of the block, of `length` images."""
@@ -31,8 +31,8 @@ class StepRunner:
 class CapturedStepRunner(StepRunner):
     """Runs a few steps of each batch length as they are written, captures one as a graph, and replays it.
 
-    A graph reads the place of its step from the device, and each step moves it on. The step is handed in with every
-    call and not kept, so that its owner and the memory of a task can be freed at once.
+    A graph reads the index of its step from the device, and each step increments it. The step is passed with every call
+    and not kept, so that its owner and the memory of a task can be freed immediately.
     """
 
     def __init__(self, device: torch.device, batch_size: int) -> None:
@@ -42,11 +42,11 @@ class CapturedStepRunner(StepRunner):
         self.eager_steps: dict[int, int] = {}
 
     def start_at(self, index: int) -> None:
-        """Say which step of the block comes next."""
+        """Set which step of the block comes next."""
         self.place.fill_(index)
 
     def run(self, compute: Compute, index: int, length: int) -> None:
-        """Run the step of the block that comes next, of `length` images."""
+        """Run the next step of the block, of `length` images."""
         graph = self.graphs.get(length)
         if graph is None:
             eager = self.eager_steps.get(length, 0)
@@ -61,15 +61,15 @@ class CapturedStepRunner(StepRunner):
         graph = torch.cuda.CUDAGraph()
         torch.cuda.current_stream().synchronize()
         if torch.cuda.mem_get_info()[0] < torch.cuda.max_memory_allocated():
-            torch.cuda.empty_cache()  # a capture gets memory of its own, and cannot take back what eager steps left
+            torch.cuda.empty_cache()  # a capture gets its own memory, and cannot reuse what eager steps left
         collecting = gc.isenabled()
-        gc.disable()  # a tensor freed by the collector in the middle of a capture would spoil it
+        gc.disable()  # a tensor freed by the collector during a capture would invalidate it
         try:
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 compute(self.place, length)
             except BaseException:
-                with suppress(RuntimeError):  # else the stream would stay in capture, and all that follows fail
+                with suppress(RuntimeError):  # else the stream would stay in capture mode, where all else fails
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -80,5 +80,5 @@ class CapturedStepRunner(StepRunner):
 
 
 def step_runner(execution: Execution, batch_size: int) -> StepRunner:
-    """Return what runs the steps of a task whose full batches have `batch_size` images."""
+    """Return the runner for the steps of a task whose full batches have `batch_size` images."""
     return CapturedStepRunner(execution.device, batch_size) if execution.captured else StepRunner()

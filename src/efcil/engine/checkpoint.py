@@ -5,8 +5,8 @@
       state-<digest>.safetensors  the tensors
 
 The tensor file is named after its content, so a new one never overwrites the old one. Replacing state.json is the
-moment at which the new checkpoint counts; only after it is the old tensor file removed. Whoever is killed at any point
-in between leaves one complete checkpoint behind. Reading checks every byte.
+moment from which the new checkpoint counts; the old tensor file is removed after that. A process killed at any point
+leaves one complete checkpoint. Reading checks every byte.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from efcil.errors import TrainingError
 from efcil.files import is_regular, read_regular, refuse_foreign_file, refuse_foreign_folder, write_own
 
 FORMAT = 1
-#: Seconds after which the middle of a task is saved, however many steps there were.
+#: Seconds after which a checkpoint within a task is saved, however many steps there were.
 INTERVAL = 300.0
-#: Bytes of a description beyond which it is not read.
+#: A description of more bytes is not read.
 LARGEST_DESCRIPTION = 1 << 28
-#: Checkpoints of this name lie in a folder that the user names, which may be a link. All other folders are our own.
+#: Checkpoints of this name are in a folder that the user names, which may be a link. All other folders are our own.
 NAMED_BY_USERS = "model"
 LEARNER, OPTIMISER = "learner.", "optimiser."
 
@@ -48,7 +48,7 @@ class CheckpointError(TrainingError):
 
 
 class Damaged(CheckpointError):
-    """A checkpoint that is not what was written: which file, and in what way."""
+    """A checkpoint that differs from what was written: which file, and how."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(f"The checkpoint {file} is damaged ({reason}). Remove {file.parent} to train again.")
@@ -57,7 +57,7 @@ class Damaged(CheckpointError):
 
 
 class Forbidden(CheckpointError):
-    """A checkpoint that may be intact, but must not be read."""
+    """A checkpoint that may be intact, but that we have no permission to read."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(f"{file} cannot be read (permission denied). Change its permissions, or ask its owner to.")
@@ -65,7 +65,7 @@ class Forbidden(CheckpointError):
 
 @dataclass(frozen=True)
 class Description:
-    """What a checkpoint says of itself: its facts, and name, size and SHA-256 of its tensor file."""
+    """The description of a checkpoint: its facts, and name, size and SHA-256 of its tensor file."""
 
     facts: dict[str, Any]
     file: Path
@@ -82,7 +82,7 @@ class Checkpoint:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], stem: str = "state") -> None:
-    """Save a checkpoint in `folder`, in place of the one that may be there."""
+    """Save a checkpoint in `folder`, replacing an earlier one."""
     content = serialise_tensors(taken(tensors))
     sha256 = hashlib.sha256(content).hexdigest()
     name = f"{stem}-{sha256[:16]}.safetensors"
@@ -99,7 +99,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any],
     except OSError as error:
         raise CheckpointError(
             f"The checkpoint in {folder} cannot be written ({error.strerror or error}). The one before it is "
-            "untouched; put that right and give the same command again."
+            "intact; fix the cause and run the same command again."
         ) from error
     _tidy(folder, stem, name)
 
@@ -110,12 +110,12 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def taken(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of tensors that stay as they are now, to be written later; each is alone in its memory."""
+    """Return copies of tensors to write later; each has its own memory, so later changes do not reach it."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 def exists(folder: Path, stem: str = "state") -> bool:
-    """Say whether `folder` holds a checkpoint, damaged or not."""
+    """Return whether `folder` holds a checkpoint, damaged or not."""
     try:
         (folder / f"{stem}.json").lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -124,7 +124,7 @@ def exists(folder: Path, stem: str = "state") -> bool:
 
 
 def owns(name: str, stem: str = "state") -> bool:
-    """Say whether `name` is that of a file which checkpoints have."""
+    """Return whether `name` is that of a file of a checkpoint."""
     return name == f"{stem}.json" or _is_tensor_file(name, stem)
 
 
@@ -136,15 +136,15 @@ def orphans(folder: Path, stem: str = "state") -> list[Path]:
 
 
 def facts_of(folder: Path, stem: str = "state") -> dict[str, Any]:
-    """Read the facts of a checkpoint, whatever has become of its tensors."""
+    """Read the facts of a checkpoint, even if its tensors are damaged or missing."""
     _refuse_foreign(folder, stem)
     return _read_description(folder, stem).facts
 
 
 def describe(folder: Path, stem: str = "state") -> Description:
-    """Read what a checkpoint says of itself, without its tensors; one that is not what was written raises."""
+    """Read the description of a checkpoint, without its tensors; one that differs from what was written raises."""
     found = _read_description(folder, stem)
-    # Asked before anybody opens it: what is not a file of that size would take memory, or never end.
+    # Checked before it is opened: anything but a file of that size could fill the memory, or never end.
     try:
         refuse_foreign_file(found.file)
         intact = found.file.stat().st_size == found.bytes
@@ -176,27 +176,27 @@ def _read_description(folder: Path, stem: str) -> Description:
         )
     try:
         intact = described.pop("checksum", None) == _checksum(described)
-    except ValueError:  # NaN and infinity, which Python's parser accepts and no checkpoint holds
+    except ValueError:  # NaN and infinity, which Python's parser accepts and no checkpoint contains
         intact = False
     if not intact:
         raise Damaged(file, "its checksum differs")
     entry, facts = described.get("tensors"), described.get("facts")
     if not isinstance(entry, dict) or not isinstance(facts, dict):
         raise Damaged(file, "it is not a description of a checkpoint")
-    # The name comes from a file: it must not lead out of the folder.
+    # The name comes from a file: it must not point outside the folder.
     if not _is_tensor_file(str(entry.get("file")), stem):
         raise Damaged(file, "it names a file that no checkpoint has")
     return Description(facts, folder / entry["file"], entry.get("bytes", -1), entry.get("sha256", ""))
 
 
 def read(folder: Path, stem: str = "state") -> Checkpoint:
-    """Load a checkpoint; one that is not exactly what was written raises."""
+    """Load a checkpoint; one that differs from what was written raises."""
     _refuse_foreign(folder, stem)
     return read_described(describe(folder, stem))
 
 
 def read_described(described: Description) -> Checkpoint:
-    """Load the tensors of a checkpoint that has been described."""
+    """Load the tensors of a checkpoint whose description has been read."""
     file = described.file
     try:
         content = read_regular(file)
@@ -206,26 +206,26 @@ def read_described(described: Description) -> Checkpoint:
         raise Damaged(file, "its checksum differs")
     try:
         return Checkpoint(parse_tensors(content), described.facts)
-    except Exception as error:  # a file with the right checksum may still have been made by anybody
+    except Exception as error:  # a file with the right checksum may still come from anywhere
         raise Damaged(file, f"it holds no tensors: {error}") from None
 
 
 def read_and_tidy(folder: Path, stem: str = "state") -> Checkpoint:
-    """Load a checkpoint that nobody else is writing, and remove what a killed process left beside it."""
+    """Load a checkpoint that no other process is writing, and remove what a killed process left next to it."""
     found = read(folder, stem)
     tidy(folder, stem)
     return found
 
 
 def tidy(folder: Path, stem: str = "state") -> None:
-    """Remove what a killed process left beside a checkpoint that nobody else is writing."""
+    """Remove what a killed process left next to a checkpoint that no other process is writing."""
     _tidy(folder, stem, describe(folder, stem).file.name)
 
 
 def remove(folder: Path, stem: str = "state") -> None:
-    """Remove a checkpoint and its folder, unless that holds something else too, which may be anybody's.
+    """Remove a checkpoint and its folder; if the folder has other files, which may be the user's, keep these and it.
 
-    Its description goes first, so that no half of it is ever taken for one.
+    The description is removed first, so that half a checkpoint is never read as a whole one.
     """
     _refuse_foreign(folder, stem)
     (folder / f"{stem}.json").unlink(missing_ok=True)
@@ -234,7 +234,7 @@ def remove(folder: Path, stem: str = "state") -> None:
         folder.rmdir()
 
 
-# -- the middle of a task --------------------------------------------------------------------------------------------
+# -- checkpoints within a task ---------------------------------------------------------------------------------------
 
 
 def training_tensors(trainer: Trainer) -> dict[str, Tensor]:
@@ -245,9 +245,9 @@ def training_tensors(trainer: Trainer) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def restore_training(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `training_tensors` returned, into a trainer made anew for the same task.
+    """Load what `training_tensors` returned into a new trainer for the same task.
 
-    Values are copied into the tensors that are there: parameters may be views of flat buffers of the optimiser.
+    Values are copied into the existing tensors: parameters may be views of flat buffers of the optimiser.
     """
     present = trainer.learner.state_dict()
     saved = {name.removeprefix(LEARNER): value for name, value in tensors.items() if name.startswith(LEARNER)}
@@ -255,8 +255,8 @@ def restore_training(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
     if shapes != {name: tuple(value.shape) for name, value in saved.items()}:
         names = sorted(shapes.keys() ^ saved.keys()) or "their shapes"
         raise CheckpointError(
-            f"The saved middle of a task does not fit the method that is to go on with it ({names} differ). "
-            "Remove the folder 'partial' of the run to begin that task anew."
+            f"The checkpoint does not fit the method that should resume from it ({names} differ). "
+            "Remove the folder 'partial' of the run to start that task over."
         )
     for name, value in present.items():
         value.copy_(saved[name])
@@ -265,7 +265,7 @@ def restore_training(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
 
 
 class TaskKeeper:
-    """Saves the middle of a task after so many steps or seconds, and when a stop is asked for, which ends the run."""
+    """Saves a checkpoint after so many steps or seconds, and when a stop is requested, which ends the run."""
 
     def __init__(
         self,
@@ -286,13 +286,13 @@ class TaskKeeper:
         self._start_over()
 
     def due(self) -> bool:
-        """Count a step; say whether enough of them, or enough time, have passed, or a stop was asked for."""
+        """Count a step; return whether enough steps or time have passed, or a stop was requested."""
         self._taken += 1
         enough = self.steps is not None and self._taken >= self.steps
         return enough or self.stop.requested or time.monotonic() >= self._next
 
     def save(self, trainer: Trainer, position: Position) -> None:
-        """Write the checkpoint, and raise if a stop was asked for."""
+        """Write the checkpoint, and raise if a stop was requested."""
         write(self.folder, training_tensors(trainer), self.facts(position))
         self._start_over()
         if self.stop.requested:
@@ -307,7 +307,7 @@ class TaskKeeper:
 
 
 def _tidy(folder: Path, stem: str, keep: str = "") -> None:
-    """Remove the tensor files of other checkpoints; files that only resemble them, such as shards, are not ours."""
+    """Remove the tensor files of other checkpoints, but not files with similar names, such as shards."""
     old = [file for file in folder.glob(f"{stem}-*.safetensors") if _is_tensor_file(file.name, stem)]
     for leftover in [*old, *folder.glob(f".{stem}*.tmp")]:
         if leftover.name != keep and is_regular(leftover):
@@ -315,7 +315,7 @@ def _tidy(folder: Path, stem: str, keep: str = "") -> None:
 
 
 def _refuse_foreign(folder: Path, stem: str) -> None:
-    """Refuse a folder of our own that is a link: what lies behind it belongs to somebody else."""
+    """Refuse a folder of our own that is a link: its target may belong to someone else."""
     if stem != NAMED_BY_USERS:
         refuse_foreign_folder(folder)
 
@@ -329,7 +329,7 @@ def _checksum(described: Mapping[str, Any]) -> str:
 
 
 def _without_nan(value: Any) -> Any:
-    """Return plain JSON values; NaN, which JSON does not know, becomes None."""
+    """Return plain JSON values; NaN, which JSON does not have, becomes None."""
     if isinstance(value, Mapping):
         return {str(key): _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

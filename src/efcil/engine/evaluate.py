@@ -21,9 +21,9 @@ CHUNK_BYTES = 1 << 28
 
 
 class TestImages:
-    """All test images on a device as one uint8 tensor, in the order of their labels: those seen are the first ones."""
+    """All test images on a device as one uint8 tensor, sorted by label: images of seen classes come first."""
 
-    __test__ = False  # not a test, whatever its name makes pytest think
+    __test__ = False  # pytest must not collect it as a test
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class TestImages:
         return int(np.searchsorted(self._sorted, classes))
 
     def chunk_size(self) -> int:
-        """Return how many images are scored at once; it depends on nothing but the images."""
+        """Return how many images are scored per batch; it depends only on the images."""
         pixels = 4 * 3 * self.images.shape[-1] ** 2
         return max(1, min(len(self.labels), CHUNK_BYTES // pixels, LARGEST_CHUNK))
 
     def chunk(self, start: int, stop: int) -> Tensor:
         """Return the network input for the images from `start` to `stop`.
 
-        On CUDA it always has the full length, the last image repeated: a new shape would be tuned for by cuDNN.
+        On CUDA it always has the full length, padded with the last image: cuDNN would tune for every new shape.
         """
         if self.images.is_cuda:
             rows = torch.arange(start, start + self.chunk_size(), device=self.images.device).clamp_(max=stop - 1)
@@ -64,10 +64,10 @@ class TestImages:
 
 @torch.no_grad()
 def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
-    """Return the function from normalised images to scores that the classifier called `classifier` is."""
+    """Return the function from normalised images to scores for the classifier called `classifier`."""
     keeps = method.about.keeps
     if classifier == classifiers.AUTO:
-        # A method that has a way of its own to tell classes apart is not given another one.
+        # A method with its own way to classify keeps it.
         classifier = classifiers.automatic(keeps) if method.about.decides_by_heads else classifiers.OWN
     if classifier in (classifiers.OWN, classifiers.ALL):
         return method.scores
@@ -88,7 +88,7 @@ def evaluate(
 ) -> tuple[list[float], list[float]]:
     """Return the accuracies (percent) on the tasks 0..task: among all seen classes, and among those of the true task.
 
-    A task without test images has NaN. Answers are counted on the device and brought over once.
+    A task without test images has NaN. Correct answers are counted on the device and copied to the host once.
     """
     answer = scorer(method, classifier)
     sizes = scenario.task_sizes[: task + 1]

@@ -29,7 +29,7 @@ class Execution:
         return torch.bfloat16 if self.half and self.device.type == "cuda" else torch.float32
 
     def equip(self, learner: Method) -> None:
-        """Give the learner's network the chosen way of computing features, or the plain one where it needs that."""
+        """Let the learner's network compute features on the chosen path, fused or plain."""
         learner.network.half_precision = self.half
         if self.fused:
             fast.install(learner.network, self.dtype)
@@ -37,7 +37,7 @@ class Execution:
             fast.remove(learner.network)
 
     def stream(self) -> AbstractContextManager[object]:
-        """Return the context a run lives in: a CUDA stream of its own, since the default one cannot be captured."""
+        """Return the context of a run: its own CUDA stream, since the default one cannot be captured."""
         if self.device.type != "cuda":
             return nullcontext()
         return torch.cuda.stream(_main_stream(self.device))
@@ -45,5 +45,5 @@ class Execution:
 
 @cache
 def _main_stream(device: torch.device) -> torch.cuda.Stream:
-    # One for all runs of a process: memory that PyTorch keeps for reuse belongs to a stream, and would be lost with it.
+    # One for all runs of a process: PyTorch's cached memory belongs to a stream, and would be lost with it.
     return torch.cuda.Stream(device, priority=FIRST)

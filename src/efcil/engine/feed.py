@@ -1,8 +1,8 @@
-"""What a training step reads, prepared ahead for a block of steps.
+"""The inputs of training steps, prepared ahead for a block of steps.
 
-A block is up to `BLOCK` consecutive steps of an epoch. Before it starts, its images are augmented, frozen networks are
-asked about them in large pieces, and the method's random numbers are drawn. All of it lies in tensors that keep their
-place from block to block, so that a captured step can read them.
+A block is up to `BLOCK` consecutive steps of an epoch. Before it starts, its images are augmented, frozen networks
+process them in large batches, and the method's random numbers are drawn. The results are in tensors that keep their
+addresses from block to block, so that a captured step can read them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FROZEN_PIECE = 1280
 
 
 class Feed:
-    """Prepares blocks of steps for a learner and hands out their batches."""
+    """Prepares blocks of steps for a learner and returns their batches."""
 
     def __init__(self, learner: Method, data: TaskImages, task: Task, batch_size: int) -> None:
         self.learner = learner
@@ -32,7 +32,7 @@ class Feed:
         self.steps_per_epoch = -(-len(data) // batch_size)
         self.remainder = len(data) % batch_size
         self.repeats = learner.previous_images(task) if task.index > 0 else 0
-        # Fixed by the image size alone: what is drawn must not depend on how much memory a machine has.
+        # Fixed by the image size alone: random draws must not depend on the memory of the machine.
         self.block_steps = min(self.steps_per_epoch, BLOCK if data.size <= 64 else LARGE_BLOCK)
         rows = (self.block_steps + 1) * batch_size
         shape = (rows, 3, data.size, data.size)
@@ -42,7 +42,7 @@ class Feed:
         self.labels = torch.zeros(rows, device=data.device, dtype=torch.int64)
         self.frozen: dict[str, Tensor] = {}
         self.draws: dict[str, Tensor] = {}
-        # On CUDA the next block is prepared beside the steps of the present one, in a second set of tensors.
+        # On CUDA the next block is prepared during the steps of the present one, in a second set of tensors.
         self._beside = _second_stream(data.device) if data.device.type == "cuda" else None
         self._staged: tuple[int, int] | None = None
         self._taken: torch.cuda.Event | None = None
@@ -79,7 +79,7 @@ class Feed:
         return steps
 
     def stage(self, epoch: int, first_step: int) -> None:
-        """Prepare a block; on CUDA this goes on beside whatever the device is doing."""
+        """Prepare a block; on CUDA this runs in parallel with other work of the device."""
         self._staged = (epoch, first_step)
         if self._beside is None:
             self._prepare(epoch, first_step)
@@ -87,7 +87,7 @@ class Feed:
         if self._taken is None:
             self._beside.wait_stream(torch.cuda.current_stream())
         else:
-            self._beside.wait_event(self._taken)  # what is to be overwritten has been read; steps need not have ended
+            self._beside.wait_event(self._taken)  # what is overwritten now has been read; the steps may still run
         with torch.cuda.stream(self._beside):
             self._prepare(epoch, first_step)
 
@@ -97,7 +97,7 @@ class Feed:
         return (epoch, following) if following < self.steps_per_epoch else (epoch + 1, 0)
 
     def _front(self, name: str, like: Tensor) -> Tensor:
-        """Return the tensor that steps read `name` from, made on first use."""
+        """Return the tensor that steps read `name` from, created on first use."""
         if name == "images":
             return self.images
         if name == "labels":
@@ -148,7 +148,7 @@ class Feed:
         return self._views[epoch]
 
     def _prepare_previous(self, epoch: int, first_step: int) -> None:
-        """Put the batch before the block in front of it; it is rendered anew, so nothing depends on what ran before."""
+        """Put the previous batch in front of the block; it is rendered again, so nothing depends on earlier blocks."""
         if first_step == 0 and epoch == 0:
             return
         before = first_step - 1 if first_step else self.steps_per_epoch - 1
@@ -160,7 +160,7 @@ class Feed:
         self._into("labels", labels, slice(0, length), len(self.labels))
 
     def _previous_counts(self, epoch: int, first_step: int, steps: int) -> Tensor:
-        # Only the last batch of an epoch may be short, and only the first step of the next one comes after it.
+        # Only the last batch of an epoch may be short, and only the first step of the next epoch follows it.
         counts = torch.full((steps,), self.batch_size, device=self.data.device)
         if first_step == 0:
             counts[:1].fill_(self.batch_length(self.steps_per_epoch - 1) if epoch > 0 else 0)
@@ -194,5 +194,5 @@ class Feed:
 
 @cache
 def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    # One for all tasks: memory that PyTorch keeps for reuse belongs to a stream, and would be lost with it.
+    # One for all tasks: PyTorch's cached memory belongs to a stream, and would be lost with it.
     return torch.cuda.Stream(device)

@@ -19,7 +19,7 @@ from efcil.settings import Recipe
 class FirstTask(Method):
     """Trains backbone and first head. With rotations, an auxiliary layer scores the three turned copies of each class;
 
-    it is thrown away when the task ends.
+    it is discarded when the task ends.
     """
 
     def __init__(self, network: IncrementalNetwork, task: Task, rotations: bool) -> None:

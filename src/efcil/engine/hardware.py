@@ -25,14 +25,14 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def choose_execution(settings: TrainingSettings) -> Execution:
-    """Return how a run is executed on this machine; what is left open becomes the fastest that applies."""
+    """Return how a run is executed on this machine; settings left open get the fastest value that applies."""
     device = choose_device(settings.device)
     on_cuda = device.type == "cuda"
     half = on_cuda if settings.precision == "auto" else settings.precision == "bf16"
     fused = on_cuda and half if settings.path == "auto" else settings.path == "fused"
     if fused and half and not on_cuda:
         raise SettingsError("The fused path computes in bf16 on GPUs only. Use --precision fp32, or --path plain.")
-    # fp32 and tf32 on the plain path are what everything faster is compared with, so they stay eager.
+    # fp32 and tf32 on the plain path are the reference for everything faster, so they stay eager.
     captured = on_cuda and (half or fused)
     return Execution(device, half=half, fused=fused, captured=captured, tf32=on_cuda and settings.precision == "tf32")
 
@@ -45,11 +45,11 @@ def choose_device(name: str) -> torch.device:
         return torch.device(name)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise SettingsError(f"Device {name} was asked for, but PyTorch finds no GPU here. Use --device cpu, or auto.")
+        raise SettingsError(f"Device {name} was requested, but PyTorch finds no GPU here. Use --device cpu, or auto.")
     device = torch.device(name)
     index = 0 if device.index is None else device.index
     if index >= count:
-        raise SettingsError(f"Device {name} was asked for, but there are {count} GPUs here, numbered from 0.")
+        raise SettingsError(f"Device {name} was requested, but there are {count} GPUs here, numbered from 0.")
     return torch.device("cuda", index)
 
 
@@ -62,10 +62,10 @@ def visible_gpus() -> list[str]:
 
 @cache
 def wake(device: torch.device) -> None:
-    """Have a GPU get ready, which takes seconds, while the caller reads images; does nothing the second time."""
+    """Start initialising a GPU, which takes seconds, while the caller reads images; a second call does nothing."""
 
     def touch() -> None:
-        with suppress(RuntimeError):  # whatever is wrong, the run comes upon it and tells
+        with suppress(RuntimeError):  # the run will meet the same error and report it
             torch.zeros(1, device=device)
 
     if device.type == "cuda":
@@ -83,13 +83,13 @@ def describe(execution: Execution, deterministic: bool) -> dict[str, Any]:
 
 
 def threads(execution: Execution) -> dict[str, int]:
-    """Return the number of threads where it changes how sums are rounded: on a CPU."""
+    """Return the number of threads if it affects how sums are rounded: on a CPU."""
     return {"threads": torch.get_num_threads()} if execution.device.type == "cpu" else {}
 
 
 @contextmanager
 def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
-    """Set PyTorch's global switches for a run, and put them back afterwards."""
+    """Set PyTorch's global switches for a run, and restore them afterwards."""
     backend: Any = torch.backends.cudnn
     filling: Any = torch.utils.deterministic
     before = (
@@ -104,7 +104,7 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
         backend.allow_tf32 = execution.tf32 or (backend.allow_tf32 and execution.half)
         backend.deterministic = deterministic
-        backend.benchmark = False  # cuDNN's first choice measured as fast as its tuned one, and does not vary
+        backend.benchmark = False  # cuDNN's default choice was as fast as its tuned one, and does not vary
         if deterministic:
             os.environ[_WORKSPACE] = ":4096:8"  # read when cuBLAS starts, which happens inside this context
             filling.fill_uninitialized_memory = False
@@ -124,7 +124,7 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
 
 
 def _allow_only_repeating(wanted: bool, warn_only: bool = False) -> None:
-    """Set PyTorch's switch where it is not set so already: setting it loads the compiler, which takes seconds."""
+    """Set PyTorch's switch unless it is set already: setting it loads the compiler, which takes seconds."""
     now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if now != (wanted, warn_only):
         torch.use_deterministic_algorithms(wanted, warn_only=warn_only)
@@ -133,8 +133,8 @@ def _allow_only_repeating(wanted: bool, warn_only: bool = False) -> None:
 def refuse_broken_products(execution: Execution) -> None:
     """Raise if products or convolutions leave part of a result unwritten, as some do under a share of a GPU (MPS).
 
-    What was seen doing so, with CUDA 13.0 on an H200, are matrix products in bfloat16, which no method computes. Asked
-    is here for the types that statistics and losses are computed in, and for the convolutions of a training step.
+    With CUDA 13.0 on an H200, this was seen for matrix products in bfloat16, which no method computes. This function
+    checks the types that statistics and losses are computed in, and the convolutions of a training step.
     """
     if not (_multiplies(execution.device) and _convolves(execution)):
         share = os.environ.get(MPS_SHARE, "100")
@@ -165,7 +165,7 @@ def _convolves(execution: Execution) -> bool:
             weight = torch.ones(channels, channels, kernel, kernel, device=device, dtype=dtype)
             images, weight = (x.contiguous(memory_format=torch.channels_last) for x in (images, weight))
             images, weight = images.requires_grad_(), weight.requires_grad_()
-            # What is handed out next is memory that held NaN: a place that is not written to shows.
+            # The memory allocated next held NaN, so an element that is not written to is noticed.
             for like in (images, images[:, :, ::stride, ::stride], weight):
                 torch.full(like.shape, math.nan, device=device, dtype=dtype)
             result = functional.conv2d(images, weight, stride=stride, padding=kernel // 2)
@@ -189,7 +189,7 @@ def _convolves(execution: Execution) -> bool:
 
 
 class Clock:
-    """Adds up seconds by phase. The device is waited for at the borders between phases, and nowhere else."""
+    """Adds up seconds by phase. It waits for the device only between phases."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -199,7 +199,7 @@ class Clock:
         self._running: tuple[str, float] | None = None
 
     def load(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds that `report` told before an interruption, in place of any loaded before."""
+        """Add the seconds that `report` returned before an interruption; they replace any loaded before."""
         self._earlier = dict(seconds)
 
     def credit(self, phase: str, seconds: float) -> None:
@@ -208,7 +208,7 @@ class Clock:
         self._earlier["total"] += seconds
 
     def waited(self, seconds: float) -> None:
-        """Leave time out in which others worked."""
+        """Leave out time spent waiting for other processes."""
         self._earlier["total"] -= seconds
 
     def report(self) -> dict[str, float]:

@@ -12,19 +12,19 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop, and has saved where it is. The message says how to go on."""
+    """The run was asked to stop, and has saved its state. The message says how to resume."""
 
 
 class StopRequest:
-    """Remembers that somebody asked to stop. As a context it listens to SIGINT and SIGTERM.
+    """Records requests to stop. As a context it listens to SIGINT and SIGTERM.
 
-    `first` and `second` are what the user is told after one and after two requests.
+    `first` and `second` are the messages after one and after two requests.
     """
 
     def __init__(
         self,
         first: str = "Stopping as soon as the state can be saved",
-        second: str = "Interrupted. Give the same command again to go on from the last checkpoint.",
+        second: str = "Interrupted. Run the same command again to resume from the last checkpoint.",
     ) -> None:
         self.first = first
         self.second = second
@@ -32,7 +32,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        # Python delivers signals to the main thread alone; elsewhere the program around us has to handle them.
+        # Python delivers signals to the main thread only; in other threads the calling program must handle them.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._receive)
@@ -47,6 +47,6 @@ class StopRequest:
         if self.requested:
             raise KeyboardInterrupt(self.second)
         self.requested = True
-        # What a method does at the end of a task can take long on a CPU. (A print may be what was interrupted.)
+        # The end of a task can take long on a CPU. (Not `print`: the signal may have interrupted one.)
         with suppress(OSError, ValueError, AttributeError):
-            os.write(sys.stderr.fileno(), f"\n{self.first}; once more stops at once.\n".encode())
+            os.write(sys.stderr.fileno(), f"\n{self.first}; a second request stops immediately.\n".encode())

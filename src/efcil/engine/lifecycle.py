@@ -1,7 +1,7 @@
-"""The life of a task: build the learner, begin, train from a checkpoint where there is one, end.
+"""The life of a task: build the learner, begin, train (from a checkpoint if there is one), end.
 
-Experiments, models of one's own images, the checks of methods and the benchmarks all call this; nobody else builds a
-method or a trainer.
+Experiments, users' own models, the checks of methods and the benchmarks all call this; nothing else builds a method or
+a trainer.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class Blueprint:
         return fresh_network(self.network, self.seed, self.execution.device)
 
     def bare(self, head_sizes: Sequence[int] = ()) -> Method:
-        """Return the untrained method on the CPU, with heads of these sizes: what a saved state is held against."""
+        """Return the untrained method on the CPU, with heads of these sizes: saved states are compared with it."""
         network = fresh_network(self.network, self.seed, torch.device("cpu"))
         network.grow_to(list(head_sizes))
         return self.method(network, self.settings)
 
     def around(self, network: Mapping[str, Tensor]) -> Method:
-        """Return the method around the network that the first task has trained."""
+        """Return the method with the network that the first task has trained."""
         trained = trained_network(self.network, self.seed, self.execution.device, network)
         return self.place(self.method(trained, self.settings))
 
     def load(self, state: Mapping[str, Tensor]) -> Method:
         """Return the method with a saved state."""
-        # Moved first: what is derived from the state is computed where it is used.
+        # Moved first: what is derived from the state is computed on the device where it is used.
         method = self.bare().to(self.execution.device)
         method.load_tensors(dict(state))
         return self.place(method)
@@ -73,10 +73,10 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Journal:
-    """The checkpoint in the middle of a task: when it is written, what it says, and whether it is this task's.
+    """The checkpoint within a task: when it is written, what it says, and whether it is of this task.
 
-    `facts` are saved beside the tensors and the position. `accepts` is asked whether the facts of a saved checkpoint
-    belong to this very task; it may say why not, or raise. `resumed` gets the facts that are resumed from.
+    `facts` are saved with the tensors and the position. `accepts` returns whether the facts of a saved checkpoint
+    belong to this very task; it may print why not, or raise. `resumed` gets the facts of the checkpoint that is used.
     """
 
     folder: Path
@@ -92,7 +92,7 @@ class Journal:
     resumable: bool = True
 
     def keeper(self) -> TaskKeeper:
-        """Return what saves the task while it trains."""
+        """Return the object that saves checkpoints while the task trains."""
 
         def facts(position: Position) -> dict[str, Any]:
             return {**self.facts(), "position": dataclasses.asdict(position)}
@@ -100,7 +100,7 @@ class Journal:
         return TaskKeeper(self.folder, facts, self.stop, self.stopped, self.steps)
 
     def resume(self, trainer: Trainer) -> Position | None:
-        """Restore the trainer from a checkpoint of this task, if there is one; None means from the beginning."""
+        """Restore the trainer from a checkpoint of this task and return its position; None if there is none."""
         if not self.resumable or not checkpoint.exists(self.folder):
             return None
         try:
@@ -120,7 +120,7 @@ class Journal:
 
 
 def reason(error: Exception) -> str:
-    """Return what is wrong with a checkpoint, without advice that is meant for others."""
+    """Return what is wrong with a checkpoint, without the advice of the message, which does not apply here."""
     if isinstance(error, KeyError):
         return f"it has no {error.args[0]!r}, so another version of efcil wrote it"
     return f"{error.file.name}: {error.reason}" if isinstance(error, Damaged) else str(error).rstrip(".")
@@ -128,7 +128,7 @@ def reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Watch:
-    """Who is informed: when training begins (epochs, and how many are done), and after every epoch."""
+    """Callbacks: when training begins (epochs, and how many are done), and after every epoch."""
 
     begin: Callable[[int, int], None] = lambda epochs, done: None
     epoch: Callable[[EpochReport], None] | None = None
@@ -138,20 +138,20 @@ class Watch:
 
 
 def begin_first(blueprint: Blueprint, task: Task, data: TaskImages, recipe: Recipe) -> Trainer:
-    """Return what trains a first task from scratch, the same for every method."""
+    """Return the trainer of a first task from scratch, the same for every method."""
     learner = FirstTask(blueprint.empty_network(), task, recipe.rotations)
     blueprint.execution.equip(learner)
     return Trainer(learner, data, task, recipe, blueprint.execution)
 
 
 def begin_later(method: Method, task: Task, data: TaskImages, recipe: Recipe, execution: Execution) -> Trainer:
-    """Return what trains the next task of a method that has learned the tasks before."""
+    """Return the trainer of the next task of a method that has learned the earlier tasks."""
     method.begin_task(task)
     return Trainer(method, data, task, recipe, execution)
 
 
 def end(method: Method, task: Task, data: TaskImages) -> None:
-    """Let the method compute what must outlive the images of the task."""
+    """Let the method compute what it needs after the images of the task are gone."""
     method.eval()
     with torch.no_grad():
         method.end_task(task, data)
@@ -172,9 +172,9 @@ def learn_task(
     clock: Clock | None = None,
     share: Callable[[Callable[[], State]], Mapping[str, Tensor]] | None = None,
 ) -> Method:
-    """Learn one task and return the method after it; None in its place means that the network is trained from scratch.
+    """Learn one task and return the method after it; without a method, the network is trained from scratch.
 
-    `share` is given the function that trains the first task, and returns the trained network: it may have one already.
+    `share` gets the function that trains the first task, and returns the trained network; it may already have one.
     """
     watch = watch or Watch()
 
@@ -206,15 +206,15 @@ def learn_task(
 
 
 def refuse_unloadable(blueprint: Blueprint, method: Method) -> None:
-    """Load the state of somebody's own method into a new one, before hours are trained into states nobody can load."""
+    """Load the state of a user's own method into a new one, before hours of training give a state that cannot load."""
     state = {name: value.detach().cpu() for name, value in method.state_dict().items()}
     again = blueprint.bare()
     try:
         again.load_tensors(state)
-    except Exception as error:  # whatever foreign code raises
+    except Exception as error:  # any error of the user's code
         missing = sorted(name for name in state if name not in again.state_dict())
-        why = f"it does not have {some(missing)} when it is made anew" if missing else f"{error}"
+        why = f"a new one does not have {some(missing)}" if missing else f"{error}"
         raise TrainingError(
-            f"What method {method.name!r} keeps could not be loaded again: {why}. Register every parameter, buffer "
-            "and submodule in __init__; a buffer that grows begins with no rows."
+            f"The state of method {method.name!r} could not be loaded again: {why}. Register every parameter, buffer "
+            "and submodule in __init__; a buffer that grows starts with no rows."
         ) from error

@@ -25,7 +25,7 @@ _TOO_LATE = (
 
 
 def rate_factor(recipe: Recipe, epoch: int) -> float:
-    """Return the factor on the learning rate in `epoch` (from 0), as the recipe's schedule has it."""
+    """Return the factor on the learning rate in `epoch` (from 0), by the recipe's schedule."""
     if recipe.schedule == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * epoch / recipe.epochs))
     if recipe.schedule == "steps":
@@ -34,17 +34,17 @@ def rate_factor(recipe: Recipe, epoch: int) -> float:
 
 
 class Optimiser:
-    """What the loop needs: rates set ahead for a block of steps, a step, and a state of plain tensors."""
+    """What the training loop needs: rates set ahead for a block of steps, a step, and a state of plain tensors."""
 
     def begin_block(self, first_step: int, steps: int, factor: float) -> None:
         """Prepare `steps` steps, the first of which is number `first_step` (from 0) of the task."""
         raise NotImplementedError
 
     def skip(self, steps: int) -> None:
-        """Leave out the first steps of the block: they were taken before an interruption."""
+        """Skip the first steps of the block: they were taken before an interruption."""
 
     def begin_step(self, index: Tensor | None) -> None:
-        """Forget the gradients. `index` is the step's place in the block where that lives on the device."""
+        """Clear the gradients. `index` is the step's index in the block, if that is on the device."""
         raise NotImplementedError
 
     def backward(self, loss: Tensor) -> None:
@@ -52,7 +52,7 @@ class Optimiser:
         loss.backward()
 
     def step(self) -> None:
-        """Move the parameters."""
+        """Update the parameters."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ class Optimiser:
 
 
 class TorchOptimiser(Optimiser):
-    """Adam or SGD of PyTorch. A gradient longer than `limit`, over all parameters together, is scaled down to it."""
+    """Adam or SGD of PyTorch. Gradients are clipped to the norm `limit` over all parameters together."""
 
     def __init__(
         self, groups: list[ParameterGroup], recipe: Recipe, capturable: bool, limit: float | None = None
@@ -97,11 +97,11 @@ class TorchOptimiser(Optimiser):
                 group["lr"] = rate * factor
 
     def begin_step(self, index: Tensor | None) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self.inner.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """Move the parameters."""
+        """Update the parameters."""
         if self.limit is not None:
             nn.utils.clip_grad_norm_(self._parameters(), self.limit)
         self.inner.step()
@@ -119,12 +119,12 @@ class TorchOptimiser(Optimiser):
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Put the state of every parameter back."""
+        """Restore the state of every parameter."""
         parameters = self._parameters()
         for key, value in state.items():
             number, name = key.split(".", 1)
             parameter = parameters[int(number)]
-            # The fused kernels read the step counter too, so it lives on the parameter's device like the moments.
+            # The fused kernels read the step counter too, so it is on the parameter's device like the moments.
             value = value.to(parameter.device, copy=True)
             if value.dim() == 4:
                 value = value.contiguous(memory_format=torch.channels_last)
@@ -133,7 +133,7 @@ class TorchOptimiser(Optimiser):
 
 @dataclass
 class _Segment:
-    """A run of parameters that live in one flat tensor and move with one kernel."""
+    """A group of parameters in one flat tensor, updated by one kernel."""
 
     parameters: list[nn.Parameter]
     master: Tensor
@@ -144,7 +144,7 @@ class _Segment:
     scales: list[Tensor] | None = None
     working: Tensor | None = None
     gathered: bool = True
-    #: Room for autograd's gradient and the fused backbone's, added; made by the first step that needs it.
+    #: Buffer for the sum of autograd's gradient and the fused backbone's; created by the first step that needs it.
     wide: Tensor | None = None
     #: That sum, in a step that has it.
     total: Tensor | None = None
@@ -153,12 +153,12 @@ class _Segment:
 class FlatOptimiser(Optimiser):
     """Adam or SGD over flat tensors: one kernel for the convolutions, one for BatchNorm, one for everything else.
 
-    The parameters of the modules become views of the flat tensors. The fused backbone hands over the gradient of each
-    convolution during the backward pass, in its working type; the kernel writes the next working weights as well.
+    The parameters of the modules become views of the flat tensors. The fused backbone passes on the gradient of each
+    convolution during the backward pass, in its working type; the kernel also writes the next working weights.
 
     A loss may also read parameters of the backbone itself (a penalty on weights, a call of the module). Autograd's
-    graph shows that before the backward pass; autograd's gradients are then added to the others at its end, and nothing
-    moves before. Nor does it where a gradient longer than `limit` is scaled down.
+    graph shows that before the backward pass; autograd's gradients are then added to the others at its end, and no
+    parameter is updated before. The same holds with gradient clipping (`limit`).
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class FlatOptimiser(Optimiser):
             scales = fused.scales() if folded else None
             self._add(convolutions, master, rates, fused.gradient, scales, fused.working)
             self._ends = torch.tensor([0, *fused.sizes]).cumsum(0).tolist()
-            fused.written()  # the same numbers at another place
+            fused.written()  # the same numbers at another address
             fused.train_convolutions()
         elif any(id(p) in rates for p in convolutions):
             raise ValueError("the fused backbone trains all of its convolutions or none")
@@ -248,17 +248,17 @@ class FlatOptimiser(Optimiser):
                 else:
                     row.append((rate, 1.0))
             rows.append(row)
-        # Page-locked, because copying anything else makes the host wait for the device.
+        # In pinned memory: any other copy makes the host wait for the device.
         table = torch.tensor(rows, dtype=self.hyper.dtype, pin_memory=self.hyper.is_cuda)
         self.hyper[:steps].copy_(table, non_blocking=True)
         self._position = 0
 
     def skip(self, steps: int) -> None:
-        """Move on in the table of rates."""
+        """Advance in the table of rates."""
         self._position = steps
 
     def begin_step(self, index: Tensor | None) -> None:
-        """Forget the gradients and look up the rates."""
+        """Clear the gradients and look up the rates."""
         self.fused.zero_grad()
         self.fused.learning = True
         for segment in self.segments:
@@ -272,7 +272,7 @@ class FlatOptimiser(Optimiser):
         self._direct = self._moved = False
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients; the convolutions move meanwhile if nothing else in the loss reads the backbone."""
+        """Compute the gradients; convolutions are updated meanwhile if nothing else in the loss reads the backbone."""
         self._direct = _has_gradient(self._inside) or _reaches(loss, self._inside)
         trained = any(segment.working is not None for segment in self.segments)
         early = trained and not self._direct and self.limit is None
@@ -280,7 +280,7 @@ class FlatOptimiser(Optimiser):
         try:
             loss.backward()
         except RuntimeError as error:
-            # PyTorch's error for a weight that has changed since the forward pass, where it is still needed.
+            # PyTorch's error for a weight that is still needed but has changed since the forward pass.
             if self._moved and "inplace operation" in str(error):
                 raise TrainingError(_TOO_LATE) from error
             raise
@@ -288,7 +288,7 @@ class FlatOptimiser(Optimiser):
             self.fused.update = None
 
     def _update_convolution(self, index: int, gradient: Tensor) -> None:
-        """Move one convolution; called by the fused backbone as soon as its gradient is final."""
+        """Update one convolution; called by the fused backbone as soon as its gradient is final."""
         self._moved = True
         increment_version(self.segments[0].parameters[index])
         scales, part = self.segments[0].scales, slice(self._ends[index], self._ends[index + 1])
@@ -297,7 +297,7 @@ class FlatOptimiser(Optimiser):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move whatever has not moved yet. A backbone that no gradient has reached stays, as it does in PyTorch."""
+        """Update what has not been updated yet. A backbone without any gradient is not updated, as in PyTorch."""
         if not self._direct and _has_gradient(self._inside):
             if self._moved:
                 raise TrainingError(_TOO_LATE)
@@ -325,14 +325,14 @@ class FlatOptimiser(Optimiser):
         self.fused.learning = False
 
     def _shorten(self, segments: list[_Segment], limit: float) -> None:
-        """Scale all gradients down together, so that theirs as one vector is no longer than `limit`."""
+        """Clip all gradients together to the norm `limit`."""
         squares = [_squared_length(segment, self.fused.sizes) for segment in segments]
         factor = (limit / (torch.stack(squares).sum().sqrt() + 1e-6)).clamp(max=1.0)  # as PyTorch's clip_grad_norm_
         for segment in segments:
             (segment.gradient if segment.total is None else segment.total).mul_(factor)
 
     def _add_direct(self, segment: _Segment) -> Tensor:
-        """Return a part of the backbone's gradient through the features and that of the loss itself, added."""
+        """Return the sum of a segment's gradient through the features and its gradient from the loss itself."""
         if segment.wide is None:
             segment.wide = torch.zeros_like(segment.master)
         total = segment.wide
@@ -351,7 +351,7 @@ class FlatOptimiser(Optimiser):
             piece.view(len(scale), -1).addcmul_(through.view(len(scale), -1), scale[:, None])
 
     def _move_at_once(self, number: int, segment: _Segment, total: Tensor) -> None:
-        """Move a whole part of the backbone by a gradient of its parameters, not of the folded weights."""
+        """Update a whole segment of the backbone by a gradient of its parameters, not of the folded weights."""
         if segment.scales is not None:
             self._move(number, slice(None), total, None, None)
             self.fused.refresh(folded=True)
@@ -382,7 +382,7 @@ class FlatOptimiser(Optimiser):
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Put the moments back; the parameters themselves are loaded with their modules."""
+        """Restore the moments; the parameters themselves are loaded with their modules."""
         for number, segment in enumerate(self.segments):
             segment.first.copy_(state[f"{number}.first"])
             segment.second.copy_(state[f"{number}.second"])
@@ -390,7 +390,7 @@ class FlatOptimiser(Optimiser):
 
 
 def _squared_length(segment: _Segment, sizes: list[int]) -> Tensor:
-    """Return the square of the length of a segment's gradient; that of folded weights is unfolded (chain rule)."""
+    """Return the squared norm of a segment's gradient; that of folded weights is unfolded (chain rule)."""
     if segment.total is not None:
         return torch.linalg.vector_norm(segment.total).square()
     if segment.scales is None:
@@ -401,7 +401,7 @@ def _squared_length(segment: _Segment, sizes: list[int]) -> Tensor:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Return the numbers of a tensor in the order in which the flat tensors hold them."""
+    """Return the numbers of a tensor in the order of the flat tensors."""
     return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
 
 
@@ -414,11 +414,10 @@ def _has_gradient(parameters: list[nn.Parameter]) -> bool:
 
 
 def _reaches(loss: Tensor, parameters: list[nn.Parameter]) -> bool:
-    """Say whether a backward pass from `loss` would end at one of the parameters.
+    """Return whether a backward pass from `loss` would reach one of the parameters.
 
-    Autograd's graph ends in nodes that know their parameter. The fused backbone is one node without a way on to its
-    parameters, so the graph of a step is small, and following it costs the host some microseconds and the device
-    nothing.
+    Autograd's graph ends in nodes that know their parameter. The fused backbone is one node without edges to its
+    parameters, so the graph of a step is small. Walking it takes the host some microseconds and the device no time.
     """
     wanted = {id(parameter) for parameter in parameters}
     nodes, seen = [loss.grad_fn], set()

@@ -1,6 +1,6 @@
-"""What a run tells while it works: bars on a terminal, a few plain lines elsewhere, and always the log.
+"""Progress of a run: bars on a terminal, a few plain lines elsewhere, and always the log.
 
-Everything here happens once per epoch or task at most, so that it never holds up training.
+Everything here happens at most once per epoch or task, so that it never slows down training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REFRESH_SECONDS = 0.1
 
 
 class Progress:
-    """Shows how far a run has come. Bars need a terminal; `quiet` leaves only the log."""
+    """Shows the progress of a run. Bars need a terminal; `quiet` leaves only the log."""
 
     def __init__(
         self, tasks: int, log: Path | None = None, *, quiet: bool = False, stream: IO[str] | None = None
@@ -50,7 +50,7 @@ class Progress:
                 TextColumn("{task.completed:.0f}/{task.total:.0f}"),
                 TextColumn("{task.fields[note]}"),
             )
-            # Drawn by hand, after epochs: a refreshing thread would compete with the one that feeds the GPU.
+            # Refreshed after epochs only: a refreshing thread would compete with the one that feeds the GPU.
             self._bars = Bars(*columns, console=Console(file=self.stream), auto_refresh=False, transient=True)
             self._task_bar = self._bars.add_task("tasks ", total=self.tasks, note="")
             self._epoch_bar = self._bars.add_task("epochs", total=1, note="", visible=False)
@@ -63,7 +63,7 @@ class Progress:
             self._bars = None
 
     def say(self, text: str) -> None:
-        """Print and log some lines, in which control characters are spelled out: names of classes may hold them."""
+        """Print and log some lines, with control characters escaped: names of classes may contain them."""
         text = lines(text)
         self.log(text)
         if self.quiet:
@@ -73,13 +73,13 @@ class Progress:
                 self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
             else:
                 print(text, file=self.stream, flush=True)
-        except BrokenPipeError:  # whoever was reading has gone; the log has it, and training goes on
+        except BrokenPipeError:  # the reader of the output has closed it; the log has the line, and training continues
             self.quiet = True
 
     def log(self, text: str) -> None:
         """Log some lines without printing them.
 
-        Never raises over what ended the run: that the log cannot be written is said, once, and nothing else follows.
+        Never raises, so that it cannot hide the error that ended the run: a failure to write the log is reported once.
         """
         if self._log is None:
             return
@@ -98,7 +98,7 @@ class Progress:
                 print(sentence, file=sys.stderr, flush=True)
 
     def begin_task(self, task: int, epochs: int, done: int = 0, later_epochs: int = 0) -> None:
-        """Announce task `task` (from 0), of whose `epochs` `done` are over; `later_epochs` follow in later tasks."""
+        """Announce task `task` (from 0): `done` of its `epochs` are done, and `later_epochs` follow in later tasks."""
         self._task, self._later_epochs, self._seconds = task, later_epochs, []
         if self._bars is not None and self._task_bar is not None and self._epoch_bar is not None:
             self._bars.update(self._task_bar, completed=task)
@@ -106,7 +106,7 @@ class Progress:
             self._bars.refresh()
 
     def epoch(self, report: EpochReport) -> None:
-        """Tell of a finished epoch: always to the bars, to the log and to plain output only every tenth of the task."""
+        """Report a finished epoch: always in the bars; in the log and plain output only every tenth of the task."""
         self._seconds.append(report.seconds)
         done, epochs = report.epoch + 1, report.epochs
         terms = "  ".join(f"{name} {value:.4f}" for name, value in report.terms.items())
@@ -125,7 +125,7 @@ class Progress:
                 self.say(line)
 
     def end_task(self, text: str) -> None:
-        """Tell how a task ended."""
+        """Report how a task ended."""
         self.say(text)
         if self._bars is not None and self._task_bar is not None and self._epoch_bar is not None:
             self._bars.update(self._task_bar, completed=self._task + 1)
@@ -133,7 +133,7 @@ class Progress:
             self._bars.refresh()
 
     def _left(self, epochs: int) -> float:
-        """Seconds that the rest of the run takes if its epochs are like the last few of this task."""
+        """Estimate the seconds that the rest of the run takes, from the last few epochs of this task."""
         recent = self._seconds[-5:]
         return (epochs + self._later_epochs) * sum(recent) / len(recent)
 

@@ -1,4 +1,4 @@
-"""The one training loop: epochs, blocks, steps, in plain sight."""
+"""The one training loop: epochs, blocks, steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_TERMS = 8
 
 @dataclass
 class Position:
-    """How far a task's training has come, and the sums of the loss terms in the epoch under way."""
+    """The position in a task's training, and the sums of the loss terms in the current epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -37,7 +37,7 @@ class Position:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What is reported of a finished epoch."""
+    """The report on a finished epoch."""
 
     epoch: int
     epochs: int
@@ -47,10 +47,10 @@ class EpochReport:
 
 
 class Keeper(Protocol):
-    """Decides when a checkpoint is due in the middle of a task, and writes it."""
+    """Decides when a checkpoint is due within a task, and writes it."""
 
     def due(self) -> bool:
-        """Say whether a checkpoint should be written now; asked after every step."""
+        """Return whether a checkpoint should be written now; called after every step."""
         ...
 
     def save(self, trainer: Trainer, position: Position) -> None:
@@ -73,7 +73,7 @@ class Trainer:
         self.optimiser: Optimiser
         self.trains = bool(groups)
         if not self.trains:
-            self.optimiser = Optimiser()  # never asked for anything: this method learns in end_task alone
+            self.optimiser = Optimiser()  # never used: this method learns only in end_task
         elif learner.network.fast is not None:
             fast = learner.network.fast
             self.optimiser = FlatOptimiser(groups, recipe, fast, self.feed.block_steps, recipe.gradient_clip)
@@ -111,7 +111,7 @@ class Trainer:
                 for index in range(begin, steps):
                     self.step(index, self.feed.batch_length(start + index))
                     if ahead and index >= min(begin + STEPS_AHEAD, steps // 4, steps - 1):
-                        # The device has these steps to do while the host puts the next block together.
+                        # The device works on these steps while the host prepares the next block.
                         self.feed.stage(*following)
                         ahead = False
                     if keeper is not None and keeper.due():
@@ -127,7 +127,7 @@ class Trainer:
 
     @torch.no_grad()
     def _refuse_broken(self, now: Position) -> None:
-        """Raise if the last step, whose loss was still finite, has made a weight infinite or NaN."""
+        """Raise if a weight is infinite or NaN after the last step, whose loss was still finite."""
         largest = [parameter.abs().amax() for parameter in self.learner.parameters() if parameter.numel()]
         if not bool(torch.isfinite(torch.stack(largest)).all()):
             raise self.not_finite("A weight", now.epoch, now.step)
@@ -137,7 +137,7 @@ class Trainer:
         stage = "first_task" if self.task.index == 0 else "later"
         return TrainingError(
             f"{what} is not finite in task {self.task.index + 1}, epoch {epoch + 1}, step {step}{detail}. Training has "
-            f"stopped; the last checkpoint is untouched. A lower learning rate (--set {stage}.learning_rate=...) "
+            f"stopped; the last checkpoint is intact. A lower learning rate (--set {stage}.learning_rate=...) "
             "usually helps."
         )
 
@@ -165,7 +165,7 @@ class Trainer:
 
 
 class _LossReader:
-    """Brings loss terms to the host one epoch late, so that reading them never makes the device wait."""
+    """Copies loss terms to the host one epoch late, so that reading them never makes the device wait."""
 
     def __init__(self, trainer: Trainer, on_epoch: Callable[[EpochReport], None] | None) -> None:
         self.trainer = trainer
@@ -181,19 +181,19 @@ class _LossReader:
         self.sums[epoch] = dict(sums)
 
     def collect(self, start: int, begin: int, end: int) -> None:
-        """Start bringing over the losses of steps begin..end of the block that starts at `start`."""
+        """Start copying the losses of steps begin..end of the block that starts at `start`."""
         part = self.trainer.losses[begin:end]
         if part.is_cuda:
             host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
             host.copy_(part, non_blocking=True)
-            event = torch.cuda.Event(blocking=True)  # waiting for it leaves the processor to the runs beside this one
+            event = torch.cuda.Event(blocking=True)  # waiting for it leaves the CPU to other runs
             event.record()
         else:
             host, event = part.clone(), None
         self.pending.append((self.epoch, start + begin, host, event))
 
     def partial_sums(self) -> dict[str, float]:
-        """Read everything collected so far and return the sums of the epoch under way."""
+        """Read everything collected so far and return the sums of the current epoch."""
         self._read(self.epoch)
         return dict(self.sums[self.epoch])
 

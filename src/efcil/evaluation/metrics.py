@@ -1,8 +1,8 @@
 """Metrics of class-incremental learning. Every accuracy is a percentage, from 0 to 100.
 
 The accuracy matrix a is K x K: a[k, i] is the accuracy on the test images of task i after training task k. Entries
-that were not measured are NaN, in particular all above the diagonal (tasks not yet learned). What depends on an entry
-that is missing is NaN itself; nothing is silently left out of a mean.
+that were not measured are NaN, in particular all above the diagonal (tasks not yet learned). A result that depends on a
+missing entry is NaN too; nothing is silently left out of a mean.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class MetricsError(EfcilError):
 
 
 def results(matrix: ArrayLike, task_sizes: Sequence[int], aware_matrix: ArrayLike) -> dict[str, Any]:
-    """Return all metrics of a run by the names they have in summary.json, from its two accuracy matrices (K, K).
+    """Return all metrics of a run by their names in summary.json, from its two accuracy matrices (K, K).
 
-    Values per task are tuples: of `A_step` and `task_mean` after each task, of `forgetting` for all tasks but the last.
+    Values per task are tuples: `A_step` and `task_mean` after each task, `forgetting` for all tasks but the last.
     """
     steps, means, lost = step_accuracy(matrix, task_sizes), task_mean(matrix), forgetting(matrix)
     aware = step_accuracy(aware_matrix, task_sizes)
@@ -60,7 +60,7 @@ def task_mean(matrix: ArrayLike) -> NDArray[np.float64]:
 def forgetting(matrix: ArrayLike) -> NDArray[np.float64]:
     """Per task but the last (K - 1): its best accuracy after any earlier task, minus its accuracy at the end.
 
-    Negative where a task is better at the end than ever before.
+    Negative if a task is better at the end than ever before.
     """
     accuracies = _checked(matrix)
     last = len(accuracies) - 1
@@ -74,7 +74,7 @@ def average_forgetting(matrix: ArrayLike) -> float:
 
 
 def accuracy_rows(correct: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
-    """Percentages from numbers of correct answers (..., K) and of test images per task (K); NaN for a task without."""
+    """Percentages from numbers of correct answers (..., K) and of test images per task (K); NaN without images."""
     hits = np.asarray(correct, dtype=np.float64)
     images = np.asarray(total, dtype=np.float64)
     if images.ndim != 1 or hits.shape[-1:] != images.shape:
@@ -84,7 +84,7 @@ def accuracy_rows(correct: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
         )
     # Comparisons with NaN are false, so rows not measured yet pass.
     if (images < 0).any() or (hits < 0).any() or (hits > images).any():
-        raise MetricsError("The number of correct answers of a task must lie between 0 and its number of test images.")
+        raise MetricsError("The number of correct answers of a task must be between 0 and its number of test images.")
     return np.divide(100.0 * hits, images, out=np.full(hits.shape, np.nan), where=images > 0)
 
 

@@ -19,7 +19,7 @@ from efcil.errors import EfcilError, GridError, TrainingError
 from efcil.experiment import shared_tasks
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
-from efcil.experiment.summary import source_digest, told_if_finished
+from efcil.experiment.summary import skip_message, source_digest
 from efcil.experiment.workers import Job, run_jobs
 from efcil.output import lines
 from efcil.presets import load_preset
@@ -36,7 +36,7 @@ class LoadedData:
 
 
 class DataShelf:
-    """Loads each dataset once, however many runs use it. Only the last one is kept: grids go by dataset."""
+    """Loads each dataset once, however many runs use it. Only the last one is kept: grids are sorted by dataset."""
 
     def __init__(self) -> None:
         self._key: tuple[object, ...] | None = None
@@ -46,7 +46,7 @@ class DataShelf:
         """Return the images that a run is trained on."""
         key = (settings.dataset, settings.data, settings.held_out, settings.image_size)
         if self._loaded is None or key != self._key:
-            self._loaded = None  # let go of the old images before the new ones come
+            self._loaded = None  # free the old images before the new ones are loaded
             options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
             dataset = load_dataset(settings.dataset, None if settings.data is None else Path(settings.data), options)
             self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
@@ -63,21 +63,21 @@ def run_grid(
 ) -> list[Path]:
     """Train every run and return their folders, in order.
 
-    With `jobs_per_gpu`, that many train at a time on every GPU that is visible (on one, where the settings name it),
-    each in a process of its own; without it one after the other. Finished runs are skipped and unfinished ones resumed.
-    A run that fails does not keep the others from running; at the end its error is raised (a `GridError` where the grid
-    has several runs, whose tracebacks `debug` prints when they fail). An interruption stops everything.
+    With `jobs_per_gpu`, that many train at a time on every visible GPU (or on the one that the settings name), each in
+    its own process. Without it, they train one after the other. Finished runs are skipped and unfinished ones resumed.
+    If a run fails, the others still run, and its error is raised at the end (a `GridError` if the grid has several
+    runs; `debug` prints their tracebacks when they fail). An interruption stops everything.
     """
     output = Path(output)
 
     def say(text: str) -> None:
         if not quiet:
-            with suppress(BrokenPipeError):  # whoever was reading has gone; training goes on
+            with suppress(BrokenPipeError):  # the reader of the output has closed it; training continues
                 print(lines(text), flush=True)
 
     for each in settings:
         source_digest(each.method)  # now: the files may be edited while earlier runs train
-    # Reasons, not errors: an error holds on to the frames it came through, and with them to a run's GPU memory.
+    # Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
     failures: dict[int, str] = {}
     if jobs_per_gpu is not None and _all_on_gpu(settings, say):
         _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
@@ -117,9 +117,9 @@ def _run_in_turn(
         try:
             if _is_finished(each, output, say, shelf):
                 continue
-            if stop.requested:  # during the last moments of the run before, which has finished since
+            if stop.requested:  # requested while the previous run was finishing
                 place = locate(output, each).path
-                raise Interrupted(f"Stopped before {place}. Give the same command again to go on with it.")
+                raise Interrupted(f"Stopped before {place}. Run the same command again to resume.")
             wake(choose_device(each.device))
             data = shelf.get(each)
             run_one(
@@ -148,13 +148,13 @@ def _run_beside_each_other(
     say: Callable[[str], None],
     debug: bool,
 ) -> None:
-    """Give every unfinished run a process of its own, `slots` at a time."""
+    """Train every unfinished run in its own process, `slots` at a time."""
     shelf = DataShelf()
     jobs: list[Job] = []
     for number, each in enumerate(settings):
         try:
             if not _is_finished(each, output, say, shelf):
-                # Loading here also decodes the images before several processes want to.
+                # Loading here also decodes the images before several processes need them.
                 jobs.append(_job(number, each, output, shelf.get(each)))
         except Exception as error:
             if len(settings) == 1:
@@ -172,14 +172,14 @@ def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job
 
 def _is_finished(settings: Settings, output: Path, say: Callable[[str], None], shelf: DataShelf) -> bool:
     def now() -> str | None:
-        with suppress(EfcilError, OSError):  # a finished run can do without its images
+        with suppress(EfcilError, OSError):  # a finished run does not need its images
             loaded = shelf.get(settings)
             return shared_tasks.data_digest(loaded.dataset, loaded.fingerprint)
         return None
 
-    # Published datasets do not change; looking at them would take time for nothing.
+    # Published datasets do not change; checking them would waste time.
     own = load_preset(settings.dataset).named_by_data
-    finished = told_if_finished(locate(output, settings), settings, now if own else None)
+    finished = skip_message(locate(output, settings), settings, now if own else None)
     if finished is not None:
         say(finished)
     return finished is not None
@@ -193,15 +193,15 @@ def _all_on_gpu(settings: Sequence[Settings], say: Callable[[str], None]) -> boo
 
 
 def _choice(settings: Sequence[Settings]) -> list[str]:
-    """Return the GPUs that runs are to be spread over; none where there is nothing to choose."""
-    if any(":" in each.device for each in settings):  # a device with a number was chosen by somebody
+    """Return the GPUs to distribute runs over; none if there is no choice."""
+    if any(":" in each.device for each in settings):  # the user chose a device by number
         return []
     gpus = visible_gpus()
     return gpus if len(gpus) > 1 else []
 
 
 def _told(error: Exception, place: Path, say: Callable[[str], None], debug: bool) -> str:
-    """Tell of a run that failed while others follow; return the reason."""
+    """Report a failed run while others follow; return the reason."""
     if debug:
         traceback.print_exception(error)
     say(f"{place}: failed. {_reason(error)}")
@@ -209,10 +209,10 @@ def _told(error: Exception, place: Path, say: Callable[[str], None], debug: bool
 
 
 def _free_memory() -> None:
-    """Give back what a failed run held, before the next one needs it."""
+    """Free the memory of a failed run before the next one needs it."""
     gc.collect()
     if torch.cuda.is_initialized():
-        with suppress(RuntimeError):  # a GPU in an error state: whoever needs it next tells of it
+        with suppress(RuntimeError):  # a GPU in an error state: the next run that uses it reports the error
             torch.cuda.empty_cache()
 
 

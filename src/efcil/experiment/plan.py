@@ -1,4 +1,4 @@
-"""What a run is to do, decided before it begins and never changed: data, tasks, recipes, folder, way of computing."""
+"""What a run will do, fixed before it starts: data, tasks, recipes, folder, device and numerics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_run_scenario(settings: Settings, dataset: Dataset) -> Scenario:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One run before it begins. `fingerprint` is the digest of the training images."""
+    """One run before it starts. `fingerprint` is the digest of the training images."""
 
     settings: Settings
     output: Path
@@ -60,7 +60,7 @@ class Plan:
 
     @classmethod
     def make(cls, settings: Settings, output: Path, dataset: Dataset, fingerprint: str | None = None) -> Plan:
-        """Decide everything that settings and images leave open."""
+        """Return the plan for these settings and images."""
         return cls(
             settings,
             output,
@@ -85,12 +85,12 @@ class Plan:
 
     @cached_property
     def data(self) -> str:
-        """Digest of all images, those tested on too."""
+        """Digest of all images, including the test images."""
         return shared_tasks.data_digest(self.dataset, self.fingerprint)
 
     @cached_property
     def own_method(self) -> str | None:
-        """Digest of the file of a method that is the user's own; those of efcil change with its version."""
+        """Digest of the file of a user's own method; the methods of efcil change with its version."""
         return None if self.settings.method in methods.bundled() else source_digest(self.settings.method)
 
     @cached_property
@@ -119,12 +119,12 @@ class Plan:
 
     @property
     def traits(self) -> Traits:
-        """What is to be known of the method with its settings."""
+        """Properties of the method with these settings."""
         return self.blueprint.method.traits(self.resolved.method)
 
     @property
     def joint(self) -> bool:
-        """Whether every training begins anew with the images of all classes seen."""
+        """Whether every training starts from scratch with the images of all classes seen."""
         return self.traits.images == "all"
 
     def recipe(self, index: int) -> Recipe:
@@ -134,19 +134,19 @@ class Plan:
         return self.resolved.first_task if index == 0 else self.resolved.later
 
     def is_measured(self, index: int) -> bool:
-        """Say whether task `index` is trained and tested; joint training may do so after the last one alone."""
+        """Return whether task `index` is trained and tested; joint training may be limited to the last task."""
         return self.traits.trained_after == "every" or index == self.tasks - 1
 
     def from_scratch(self, index: int) -> bool:
-        """Say whether training for task `index` begins with an untrained network."""
+        """Return whether training for task `index` starts with an untrained network."""
         return index == 0 or self.joint
 
     def later_epochs(self, index: int) -> int:
-        """Return how many epochs the tasks after task `index` have together."""
+        """Return the total number of epochs of the tasks after task `index`."""
         return sum(self.recipe(task).epochs for task in range(index + 1, self.tasks) if self.is_measured(task))
 
     def task(self, index: int) -> Task:
-        """Return which classes are trained for task `index`: its own, or all so far where training is joint."""
+        """Return which classes are trained for task `index`: its own, or all so far if training is joint."""
         seed, batch_size = self.settings.seed, self.recipe(index).batch_size
         if self.from_scratch(index):
             return Task(0, 0, sum(self.scenario.task_sizes[: index + 1]), seed, batch_size)
@@ -216,12 +216,12 @@ class Plan:
         )
 
     def first_training(self) -> str:
-        """Return the key of what is trained before anything else: the first task, or all classes at once."""
+        """Return the key of the first training: the first task, or all classes together."""
         index = next(index for index in range(self.tasks) if self.is_measured(index))
         return shared_tasks.digest(self.scratch_description(index))
 
     def needed_bytes(self) -> int:
-        """Return about how much the checkpoints of the first task need, old and new ones side by side."""
+        """Return about how many bytes the checkpoints of the first task need while old and new ones exist together."""
         network = backbone_bytes(self.blueprint.network)
-        # The network in the model and among the first tasks, and with two moments in the middle of a task.
+        # The network in the model folder and among the shared first tasks, and a checkpoint with two moments.
         return 2 * (network + network + 3 * network) + 4 * _MEGABYTE

@@ -1,4 +1,4 @@
-"""One run: from settings to a run folder, resumed from wherever an earlier attempt has got to."""
+"""One run: from settings to a run folder, resumed from where an earlier attempt stopped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from efcil.experiment import shared_tasks, state
 from efcil.experiment.plan import Plan
 from efcil.experiment.shared_tasks import SharedTask
 from efcil.experiment.state import RunState
-from efcil.experiment.summary import summarise_run, told_if_finished
+from efcil.experiment.summary import skip_message, summarise_run
 from efcil.files import locked, refuse_unwritable
 from efcil.model.card import changed_computing
 from efcil.output import lines
@@ -51,15 +51,15 @@ def run_one(
     checkpoint_steps: int | None = None,
     fingerprint: str | None = None,
 ) -> Path:
-    """Train one run, or what is left of it, and return its folder; a finished run is left as it is.
+    """Train or resume one run and return its folder; a finished run is not changed.
 
-    SIGINT and SIGTERM end the step under way, save, and raise `Interrupted`. Besides the end of every task, its middle
-    is saved every five minutes, and after every `checkpoint_steps` steps where that is given; it changes no result.
-    `fingerprint` is that of the dataset where the caller knows it already.
+    On SIGINT or SIGTERM the current step ends, a checkpoint is saved, and `Interrupted` is raised. Checkpoints are also
+    saved at the end of every task, every five minutes, and every `checkpoint_steps` steps if that is given; saving does
+    not change the result. `fingerprint` is that of the dataset, if the caller already knows it.
     """
     output = Path(output)
     folder = locate(output, settings)
-    if (finished := told_if_finished(folder, settings)) is not None:
+    if (finished := skip_message(folder, settings)) is not None:
         if not quiet:
             print(lines(finished))
         return folder.path
@@ -79,7 +79,7 @@ def run_one(
 
 
 def _attempt(run: Run) -> None:
-    """Run to the end, with every way of failing written to the log."""
+    """Run to the end, and write every failure to the log."""
     log = run.progress.log
     log(f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  efcil {efcil.__version__}  {command()}")
     try:
@@ -93,7 +93,7 @@ def _attempt(run: Run) -> None:
     except OSError as error:
         message = (
             f"The run in {run.plan.folder.path} was stopped by a file error ({error}). Its last checkpoint is "
-            "untouched; put that right and give the same command again."
+            "intact; fix the cause and run the same command again."
         )
         log(f"Failed: {message}\n{traceback.format_exc().rstrip()}")
         raise CheckpointError(message) from error
@@ -101,7 +101,7 @@ def _attempt(run: Run) -> None:
         log(f"Failed: {type(error).__name__}: {error}\n{traceback.format_exc().rstrip()}")
         raise
     finally:
-        # Whatever ended the run: the task before is finished, and what is being written of it is to be whole.
+        # However the run ended: the previous task is finished, and its state must be written completely.
         try:
             run.saving.wait()
         except Exception as error:
@@ -109,7 +109,7 @@ def _attempt(run: Run) -> None:
 
 
 class Run:
-    """A plan, its state, and what is needed to carry it out."""
+    """A plan, its state, and what is needed to execute it."""
 
     def __init__(self, plan: Plan, progress: Progress, stop: StopRequest, checkpoint_steps: int | None) -> None:
         self.plan = plan
@@ -121,7 +121,7 @@ class Run:
         self.saving = Background()
 
     def execute(self) -> None:
-        """Train the tasks that are left, then write the summary."""
+        """Train the remaining tasks, then write the summary."""
         plan = self.plan
         with self.clock.phase("start_up"):
             if plan.execution.device.type == "cuda" and hardware.MPS_SHARE in os.environ:
@@ -131,7 +131,7 @@ class Run:
         done = self.state.completed
         at = f", resuming after task {done}" if done else ""
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {plan.execution.device}{at}")
-        resumable = True  # later on, what is in the checkpoint's place is of a task that this process has finished
+        resumable = True  # later, a checkpoint found there is of a task that this process has finished
         for index in range(done, plan.tasks):
             if plan.is_measured(index):
                 self._stop_if_asked()
@@ -143,7 +143,7 @@ class Run:
         self.progress.say(matrix_text(self.state.agnostic, plan.scenario.task_sizes))
 
     def _run_task(self, index: int, test: TestImages, resumable: bool) -> None:
-        """Learn a task, test it, and save where the run is."""
+        """Learn a task, test it, and save the state of the run."""
         plan, before = self.plan, self.clock.report()
         with self.clock.phase("start_up"):
             task = plan.task(index)
@@ -178,7 +178,7 @@ class Run:
         self.progress.end_task(f"task {index + 1}/{plan.tasks} done: A_step {step:.2f} %  ({spent})")
 
     def _other_classifiers(self, index: int, test: TestImages) -> dict[str, dict[str, float]]:
-        """Return the accuracy over all seen classes of every classifier that is possible, where that is asked for."""
+        """Return the accuracy over all seen classes of every possible classifier, if the settings ask for it."""
         plan, method = self.plan, self.state.method
         assert method is not None
         if plan.settings.classifier != classifiers.ALL:
@@ -194,7 +194,7 @@ class Run:
             raise self.interrupted(f"Stopped after task {self.state.completed}.")
 
     def interrupted(self, what: str) -> Interrupted:
-        """Return what is to be raised: it says what was stopped, and the exact command to resume with."""
+        """Return the error to raise: it says what was stopped, and the exact command to resume with."""
         again = command()
         if shlex.split(again)[0] != "efcil":  # called from Python: there is no such command
             config, output = str(self.plan.folder.settings_file), str(self.plan.output)
@@ -208,7 +208,7 @@ class _TaskUnderWay:
     def __init__(self, run: Run, index: int) -> None:
         self.run = run
         self.index = index
-        #: The lines of the epochs so far, and every way of computing that had a part in them.
+        #: The metrics lines of the epochs so far, and every execution (device and numerics) that computed them.
         self.epochs: list[dict[str, Any]] = []
         self.made_with = [run.plan.provenance]
         self.waiting = False
@@ -216,7 +216,7 @@ class _TaskUnderWay:
     # -- epochs --------------------------------------------------------------------------------------------------
 
     def watch(self) -> Watch:
-        """Return who is informed of epochs."""
+        """Return the callbacks for epochs."""
         run, index = self.run, self.index
 
         def begin(epochs: int, done: int) -> None:
@@ -238,10 +238,10 @@ class _TaskUnderWay:
         self.run.plan.folder.append_metrics(line)
         self.run.progress.epoch(report)
 
-    # -- checkpoints in the middle of the task -------------------------------------------------------------------
+    # -- checkpoints within the task -----------------------------------------------------------------------------
 
     def journal(self, resumable: bool) -> Journal:
-        """Return where the middle of the task is saved, and how it is resumed."""
+        """Return where checkpoints within the task are saved, and how the task resumes from them."""
         run, plan = self.run, self.run.plan
 
         def stopped(now: Position) -> Interrupted:
@@ -263,7 +263,7 @@ class _TaskUnderWay:
 
     def _facts(self) -> dict[str, Any]:
         run, plan = self.run, self.run.plan
-        run.saving.wait()  # it ends with the removal of what is saved next
+        run.saving.wait()  # its last step removes the checkpoint that is saved next
         return {
             "task": self.index,
             "identity": plan.identity,
@@ -277,25 +277,25 @@ class _TaskUnderWay:
         }
 
     def _accepts(self, facts: Mapping[str, Any]) -> bool:
-        """Say whether a saved checkpoint is of this task of this run, computed in this way."""
+        """Return whether a saved checkpoint is of this task of this run, with this device and numerics."""
         plan, say = self.run.plan, self.run.progress.say
         ours = facts["identity"] == plan.identity and facts["data"] == plan.data
         if ours and facts["task"] < self.index:
-            return False  # that task was finished, and the process killed just before it could remove this
+            return False  # that task was finished, but the process was killed before it could remove the checkpoint
         again = f"task {self.index + 1} starts over."
         if not ours or facts["task"] != self.index or facts["continues"] != plan.folder.model_digest():
             say(f"The checkpoint in {plan.folder.partial} is of {self._origin(facts)}; {again}")
             return False
         if changed := changed_computing(facts["made_with"], plan.made_with):
-            say(f"Task {self.index + 1} was under way with {changed}; {again}")
+            say(f"Task {self.index + 1} was started with {changed}; {again}")
             return False
         if facts["own_method"] != plan.own_method:
-            say(f"Task {self.index + 1} was under way with another version of {plan.settings.method}; {again}")
+            say(f"Task {self.index + 1} was started with another version of {plan.settings.method}; {again}")
             return False
         return True
 
     def _origin(self, facts: Mapping[str, Any]) -> str:
-        """Name what a checkpoint belongs to that does not belong here."""
+        """Name what a checkpoint that is not of this run belongs to."""
         plan = self.run.plan
         if listed := state.named_differences(facts["identity"], plan.identity):
             return f"another run ({listed})"
@@ -314,7 +314,7 @@ class _TaskUnderWay:
     # -- the first task, which other runs may have trained --------------------------------------------------------
 
     def share(self, train: Callable[[], State]) -> Mapping[str, Tensor]:
-        """Return the network of the first task: what another run has trained, or what `train` gives."""
+        """Return the network of the first task: trained by another run, or by `train`."""
         run, plan = self.run, self.run.plan
         description = plan.scratch_description(self.index)
         key = shared_tasks.digest(description)
@@ -322,7 +322,7 @@ class _TaskUnderWay:
             run.state.first_task = key
         asked = time.perf_counter()
         with locked(plan.store.lock(key), self._wait):
-            # What another process has trained meanwhile is counted as this one's own below.
+            # A task that another process has trained in the meantime counts as this run's own below.
             run.clock.waited(time.perf_counter() - asked)
             record = plan.store.load(key, description)
             if record is None:

@@ -1,7 +1,7 @@
-"""First tasks, trained once and shared by every run that begins with the same one.
+"""First tasks, trained once and shared by every run that starts with the same one.
 
 <output>/first-tasks/<key>/ is a checkpoint of the network (network.json and its tensors). The key is a digest of
-everything that decides the network, so a folder is either the right one or another one, never an outdated one.
+everything that determines the network, so the folder of a key is never outdated.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SAMPLED_IMAGES = 1024
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return a digest of what is trained on: labels, classes and normalisation in full, up to 1,024 of the images."""
+    """Return a digest of the training data: all labels, classes and normalisation, and up to 1,024 of the images."""
     facts = [dataset.name, dataset.train.images.shape, dataset.class_names, dataset.mean, dataset.std]
     return _digest(facts, dataset.train)
 
 
 def data_digest(dataset: Dataset, training: str | None = None) -> str:
-    """Return a digest of all of a dataset, its test images too. `training` is its fingerprint, if that is known."""
+    """Return a digest of a whole dataset, including test images. `training` is its fingerprint, if that is known."""
     return _digest([training or fingerprint(dataset), dataset.test.images.shape], dataset.test)[:16]
 
 
@@ -55,7 +55,7 @@ def describe(
     seed: int,
     made_with: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return everything that decides a first task. `data` is the fingerprint; classes are in their order."""
+    """Return everything that determines a first task. `data` is the fingerprint; classes are in their order."""
     description = {
         "data": data,
         "classes": [int(c) for c in classes],
@@ -75,7 +75,7 @@ def digest(description: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class SharedTask:
-    """A trained first task: the network's tensors, what its epochs reported, how long they took, with which code."""
+    """A trained first task: the network's tensors, the metrics of its epochs, their seconds, and the code used."""
 
     tensors: dict[str, Tensor]
     epochs: list[dict[str, Any]]
@@ -98,13 +98,13 @@ class SharedTaskStore:
         return self.folder / f".{key}.lock"
 
     def has(self, key: str) -> bool:
-        """Say whether a first task has been trained; it may still prove damaged."""
+        """Return whether a first task has been trained; it may still turn out to be damaged."""
         return checkpoint.exists(self.place(key), STEM)
 
     def load(self, key: str, description: Mapping[str, Any]) -> SharedTask | None:
-        """Return a first task, or None where there is none; a damaged one, or another one, counts as none.
+        """Return a first task, or None if there is none; a damaged or different one counts as none.
 
-        `description` is what it must be: a folder may have been copied from elsewhere.
+        It must match `description`: a folder may have been copied from elsewhere.
         """
         if not self.has(key):
             return None
@@ -119,7 +119,7 @@ class SharedTaskStore:
             return None
 
     def save(self, key: str, record: SharedTask, description: Mapping[str, Any]) -> None:
-        """Keep a first task for the runs to come."""
+        """Store a first task for later runs."""
         facts = {
             "key": key,
             "seconds": record.seconds,
@@ -131,7 +131,7 @@ class SharedTaskStore:
 
 
 def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Say in what a stored description differs from the one that is wanted."""
+    """Return how a stored description differs from the wanted one."""
     return "; ".join(
         f"{name} is {found.get(name)!r:.60} there and {value!r:.60} here"
         for name, value in wanted.items()

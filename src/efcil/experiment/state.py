@@ -1,4 +1,4 @@
-"""What changes while a run is under way: saved after every task as a model folder, and resumed from it."""
+"""What changes while a run trains: saved after every task as a model folder, and resumed from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from efcil.model.card import Card, LearnedClass, Visit, changed_computing, now, 
 from efcil.resolution.identity import differences
 from efcil.settings.options import show
 
-#: How the state of a run was called before it was a model folder.
+#: File stem of the state of a run before it became a model folder.
 _EARLIER_STEM = "state"
 
 
@@ -33,7 +33,7 @@ class RunState:
     method: Method | None = None
     completed: int = 0
     first_task: str | None = None
-    #: The code that had a part in what is there so far, in the order in which it had.
+    #: The code versions that contributed to the state so far, in order.
     commits: list[str] = field(default_factory=list)
     #: How every task was computed, one list of ways per task; empty where a task is not measured.
     made_with: list[list[dict[str, Any]]] = field(default_factory=list)
@@ -55,11 +55,11 @@ class RunState:
         return state
 
     def had_a_part(self, commits: Iterable[str | None]) -> None:
-        """Remember the code that something was trained with which this run builds on."""
+        """Record the code version that trained something this run builds on."""
         self.commits = list(dict.fromkeys([*(each for each in commits if each is not None), *self.commits]))
 
     def learned(self, plan: Plan, task: Task, made_with: list[dict[str, Any]]) -> None:
-        """Add the classes of a task to the card, or replace them all where training began from scratch."""
+        """Add the classes of a task to the card, or replace them all if training started from scratch."""
         self.made_with[self.completed - 1] = made_with
         counts = np.bincount(plan.labels, minlength=plan.scenario.number_of_classes)
         places = range(task.first_class, task.seen)
@@ -72,10 +72,10 @@ class RunState:
 
 
 def save(plan: Plan, state: RunState, clock: hardware.Clock, saving: Any) -> None:
-    """Make the end of the last completed task the place where the run resumes.
+    """Save the end of the last completed task as the point from which the run resumes.
 
-    The state is taken now and written while the next task trains. Until it is there, the run would resume from where it
-    would have before, so nothing depends on when that is; `saving` is waited for before anything else is saved.
+    The state is copied now and written while the next task trains. Until it is written, the run would resume from the
+    previous state, so the time of writing does not matter. Anything saved later waits for `saving` first.
     """
     saving.wait()
     assert state.method is not None
@@ -93,7 +93,7 @@ def save(plan: Plan, state: RunState, clock: hardware.Clock, saving: Any) -> Non
 
 
 def _facts(plan: Plan, state: RunState, clock: hardware.Clock) -> dict[str, Any]:
-    """Return what an experiment needs to resume, beside what the card of any model has."""
+    """Return what an experiment needs to resume, in addition to the card that any model has."""
     return {
         "identity": plan.identity,
         "data": plan.data,
@@ -112,13 +112,13 @@ def _facts(plan: Plan, state: RunState, clock: hardware.Clock) -> dict[str, Any]
 
 
 def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
-    """Return the state after the last finished task, and remove what was written about the one after that."""
+    """Return the state after the last finished task, and remove what was written about the next one."""
     state = RunState.start(plan)
     folder = plan.folder
     if checkpoint.exists(folder.model, _EARLIER_STEM):
         raise CheckpointError(
             f"The state in {folder.model} was written by an earlier version of efcil. Finish the run with that "
-            f"version, or remove {folder.path} to start again."
+            f"version, or remove {folder.path} to start over."
         )
     if not model_folder.exists(folder.model):
         if folder.accuracy_file.exists():  # written after the state of a task
@@ -152,49 +152,49 @@ def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
 
 
 def _refuse_other(plan: Plan, facts: Any) -> None:
-    """Raise where the state is of another run, with what differs."""
+    """Raise an error if the state is of another run; it says what differs."""
     if listed := named_differences(facts["identity"], plan.identity):
         raise CheckpointError(_foreign(plan, listed))
     if facts["class_order"] != list(plan.scenario.order):
         raise CheckpointError(_foreign(plan, "its classes are in another order"))
     if facts["data"] != plan.data:
         raise CheckpointError(
-            f"The images have changed since the run in {plan.folder.path} was begun. Restore the old ones to resume "
-            "it, or remove that folder to start again."
+            f"The images have changed since the run in {plan.folder.path} started. Restore the old ones to resume "
+            "it, or remove that folder to start over."
         )
 
 
 def _foreign(plan: Plan, reason: str) -> str:
     return (
-        f"The state in {plan.folder.model} belongs to another run: {reason}. Put the right one back, or remove "
-        f"{plan.folder.path} to start again."
+        f"The state in {plan.folder.model} belongs to another run: {reason}. Restore the right one, or remove "
+        f"{plan.folder.path} to start over."
     )
 
 
 def _changes(plan: Plan, facts: Any) -> Iterable[str]:
-    """Yield what has changed since the tasks so far were learned, and may change the bits of the result."""
+    """Yield changes since the tasks so far were learned that may change the bits of the result."""
     if facts["own_method"] != plan.own_method:
         yield f"The first {facts['completed']} tasks were learned with another version of {plan.settings.method}."
     last: dict[str, Any] = next((ways[-1] for ways in reversed(facts["made_with"]) if ways), {})
     before = {name: value for name, value in last.items() if name != "method"}  # of which it was said above
     if listed := changed_computing(before, plan.made_with):
-        yield f"The first {facts['completed']} tasks were computed in another way: {listed}."
+        yield f"The first {facts['completed']} tasks were computed differently: {listed}."
 
 
 def named_differences(there: Any, here: Any) -> str:
-    """Return in words how the identities of two runs differ; nothing where they do not."""
+    """Return how the identities of two runs differ, as text; empty if they do not."""
     changed = differences(there, here).items()
     return "; ".join(f"{name} is {show(old)} there and {show(new)} here" for name, (old, new) in changed)
 
 
 def _refuse_full(plan: Plan, state: RunState) -> None:
-    """After the first task it is known what the method stores per class; see that all of it will fit."""
+    """Check, after the first task, that what the method stores per class will fit on the disk for all classes."""
     if state.completed > 1:
         return
     assert state.method is not None
     size = _bytes(state.method.state_dict())
     growing = _bytes(state.method.stored()) * (plan.scenario.number_of_classes / plan.scenario.task_sizes[0] - 1)
-    # Twice, because the old state stays until the new one is in place.
+    # Twice, because the old state stays until the new one has replaced it.
     refuse_full(plan.folder.path, int(2 * (size + growing)))
 
 

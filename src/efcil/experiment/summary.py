@@ -1,4 +1,4 @@
-"""What summary.json says of a finished run."""
+"""The contents of summary.json, written when a run has finished."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @cache
 def source_digest(method: str) -> str | None:
-    """Return the SHA-256 of the file that defines a method, None where there is no such file.
+    """Return the SHA-256 of the file that defines a method, None if there is no such file.
 
-    It is read once, so that an edit while runs are under way is not taken for what they were made with.
+    It is read once: an edit while runs are training must not be recorded as the code that trained them.
     """
     try:
         return hashlib.sha256(_source(method).read_bytes()).hexdigest()
@@ -41,11 +41,11 @@ def _source(method: str) -> Path:
     return Path(sys.modules[methods.get(method).__module__].__file__ or "")
 
 
-def told_if_finished(folder: RunFolder, settings: Settings, data: Callable[[], str | None] | None = None) -> str | None:
-    """Return what to say of a run that has finished before, None where it has not.
+def skip_message(folder: RunFolder, settings: Settings, data: Callable[[], str | None] | None = None) -> str | None:
+    """Return the message for a run that has finished before, None if it has not.
 
-    That includes whether a method of the user's own has changed since; those of efcil change with its version. So may
-    images of the user's own: `data` gives the digest of what is there now, None where it cannot be had.
+    It says whether a user's own method has changed since; the methods of efcil change with its version. It also says
+    whether a user's own images have changed: `data` gives the digest of the present ones, None if that fails.
     """
     if not folder.is_finished(settings):
         return None
@@ -58,11 +58,11 @@ def told_if_finished(folder: RunFolder, settings: Settings, data: Callable[[], s
     if settings.method in methods.bundled() or None in (made_with, now) or made_with == now:
         return text
     file = _source(settings.method)
-    return f"{text} It was made with another version of {file}; delete {folder.path} to train it again."
+    return f"{text} It was trained with another version of {file}; delete {folder.path} to train it again."
 
 
 def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return the results of a run and what they were made with.
+    """Return the results of a run and the code and environment that gave them.
 
     The seconds of a shared first task count fully for every run that uses it, so that runs can be compared.
     """
@@ -98,7 +98,7 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
 
 
 def _classifiers(plan: Plan, lost: int) -> dict[str, Any]:
-    """Return the results of the classifiers that were measured beside the method's own, if any were.
+    """Return the results of the classifiers that were measured in addition to the method's own, if any were.
 
     They are in metrics.jsonl alone: what it says of the first `lost` tasks may not be what was measured.
     """
@@ -106,7 +106,7 @@ def _classifiers(plan: Plan, lost: int) -> dict[str, Any]:
     rows = {line["task"]: line["classifiers"] for line in metrics if "classifiers" in line and line["task"] > lost}
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(name for row in rows.values() for name in row):
-        # As with the method's own, what depends on a task that was not measured (null there) is not measured either.
+        # As for the method's own: a result that depends on a task that was not measured (null) is null too.
         steps = [rows.get(task + 1, {}).get(name) for task in range(plan.tasks)]
         values = [math.nan if step is None else step for step in steps]
         found[name] = {"A_step": values[-1], "A_inc": sum(values) / len(values)}
@@ -114,7 +114,7 @@ def _classifiers(plan: Plan, lost: int) -> dict[str, Any]:
 
 
 def _stored(method: Method) -> dict[str, Any]:
-    """Return how many numbers and bytes the method keeps beside the network: in all, and by name."""
+    """Return how many numbers and bytes the method stores besides the network: in total, and by name."""
     by_name = {
         name: {"numbers": tensor.numel(), "bytes": tensor.numel() * tensor.element_size()}
         for name, tensor in method.stored().items()

@@ -1,7 +1,7 @@
 """Several runs at a time: a process for each, on all GPUs, and NVIDIA's MPS so that kernels on one card overlap.
 
 Without MPS, kernels of different processes only take turns. Runs that share a first task wait until the first of them
-has trained it, and other runs are started meanwhile.
+has trained it; meanwhile, other runs start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MPS_TOTAL_SHARE = 200
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be trained in its own process. `first_task` is key and place of what it may share with others."""
+    """A run to train in its own process. `first_task` is the key and folder of the first task it may share."""
 
     number: int
     settings: Settings
@@ -117,7 +117,7 @@ class _Scheduler:
         try:
             while self.waiting or self.running:
                 if stop.requested:
-                    raise Interrupted("Stopped. Give the same command again to go on with the runs that are not done.")
+                    raise Interrupted("Stopped. Run the same command again to resume the runs that are not finished.")
                 self._collect()
                 while (gpu := self._free_gpu()) is not None and (job := self._next()) is not None:
                     self._start(job, gpu)
@@ -127,12 +127,12 @@ class _Scheduler:
         return self.failures
 
     def _free_gpu(self) -> int | None:
-        """Return the GPU with the fewest runs, None where all are full."""
+        """Return the GPU with the fewest runs, None if all are full."""
         load = [sum(worker.gpu == gpu for worker in self.running) for gpu in range(max(len(self.gpus), 1))]
         return load.index(min(load)) if min(load) < self.slots else None
 
     def _next(self) -> Job | None:
-        """Return the first job that need not wait for a first task which another one is training."""
+        """Return the first job that need not wait for a first task that another job is training."""
         busy = {worker.job.first_task[0] for worker in self.running}
         for job in self.waiting:
             if job.first_task[0] not in busy or checkpoint.exists(job.first_task[1], STEM):
@@ -149,7 +149,7 @@ class _Scheduler:
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
                 env={**self.environment, VISIBLE: self.gpus[gpu]} if self.gpus else self.environment,
-                start_new_session=True,  # a Ctrl-C reaches us alone; we pass it on, once
+                start_new_session=True,  # Ctrl-C reaches this process only, which passes it on once
             )
         self.running.append(_Worker(job, process, errors, time.monotonic(), gpu))
         where = f" on GPU {self.gpus[gpu]}" if len(self.gpus) > 1 else ""
@@ -171,7 +171,7 @@ class _Scheduler:
             self.say(f"{worker.job.folder}: failed. {reason}")
 
     def _stop_all(self) -> None:
-        """Ask what still runs to save and end, and wait for it."""
+        """Ask the running processes to save and exit, and wait for them."""
         for worker in self.running:
             worker.process.terminate()
         for worker in self.running:
@@ -191,14 +191,14 @@ def _last_words(errors: Path) -> str:
 def share_of_card(slots: int) -> int:
     """Return how many percent of the card's multiprocessors each of `slots` runs may use.
 
-    A run alone cannot fill the card; given all of it, runs only get in each other's way.
+    One run cannot fill the card; if each may use all of it, the runs slow each other down.
     """
     return min(100, round(MPS_TOTAL_SHARE / slots))
 
 
 @contextmanager
 def mps(say: Callable[[str], None], slots: int) -> Iterator[dict[str, str]]:
-    """Run an MPS server of our own; yield the environment in which `slots` processes find it."""
+    """Run an MPS server for this grid; yield the environment in which `slots` processes find it."""
     environment = dict(os.environ)
     program = shutil.which(MPS_CONTROL)
     if program is None:
@@ -211,7 +211,7 @@ def mps(say: Callable[[str], None], slots: int) -> Iterator[dict[str, str]]:
             place.mkdir()
             environment[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
         environment.setdefault(MPS_SHARE, str(share_of_card(slots)))
-        # The server sees all GPUs: where it does not, its clients would have to count among those that it sees.
+        # The server must see all GPUs: otherwise the clients' GPU numbers would count only those that it sees.
         control = {name: value for name, value in environment.items() if name != VISIBLE}
         try:
             subprocess.run([program, "-d"], env=control, check=True, capture_output=True, timeout=30)

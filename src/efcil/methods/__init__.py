@@ -1,4 +1,4 @@
-"""Methods, found by existing: every module of this package that defines a `Method` with a name is one.
+"""Methods, found automatically: every module of this package that defines a `Method` with a name is one.
 
 So is every file named in $EFCIL_METHODS (files or folders of them, separated as in $PATH), and every module that an
 installed package announces as an entry point of the group `efcil.methods`.
@@ -41,19 +41,19 @@ def available() -> dict[str, type[Method]]:
 
 
 def _methods_of(module: ModuleType) -> dict[str, type[Method]]:
-    """Return the methods that a module defines, those that have a name."""
+    """Return the methods with a name that a module defines."""
     kinds = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Method))
-    own = (kind for kind in kinds if kind.__module__ == module.__name__)  # imported ones belong elsewhere
+    own = (kind for kind in kinds if kind.__module__ == module.__name__)  # imported ones belong to other modules
     return {vars(kind)["name"]: kind for kind in own if vars(kind).get("name")}
 
 
 def bundled() -> dict[str, type[Method]]:
-    """Return the methods of this package itself: those it documents, and whose accuracy it has written down."""
+    """Return the methods of this package itself: those with documentation and recorded accuracies."""
     return {name: cls for name, cls in available().items() if cls.__module__.startswith(f"{__name__}.")}
 
 
 def incremental() -> dict[str, type[Method]]:
-    """Return the methods whose training sees the current task's images alone: all but joint training."""
+    """Return the methods whose training sees only the current task's images: all but joint training."""
     return {name: cls for name, cls in available().items() if cls.traits(cls.Settings()).images == "task"}
 
 
@@ -61,7 +61,7 @@ def get(name: str) -> type[Method]:
     """Return the method called `name`, or say which names exist."""
     methods = available()
     if name not in methods:
-        own = "" if os.environ.get(VARIABLE) else f" A method of your own is found once ${VARIABLE} names its file."
+        own = "" if os.environ.get(VARIABLE) else f" To use your own method, set ${VARIABLE} to its file."
         raise SettingsError(f"{unknown('method', name, methods)}{own}")
     return methods[name]
 
@@ -70,7 +70,7 @@ def _modules() -> Iterator[ModuleType]:
     for module_info in pkgutil.iter_modules(__path__):
         yield importlib.import_module(f"{__name__}.{module_info.name}")
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        with _told(f"the installed method {entry.name!r} ({entry.value})"):
+        with _loading(f"the installed method {entry.name!r} ({entry.value})"):
             module = importlib.import_module(entry.module)
         yield module
     for text in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
@@ -88,21 +88,21 @@ def _modules() -> Iterator[ModuleType]:
 
 
 def _from_file(file: Path) -> ModuleType:
-    # Two files may have one name; a module has one place.
+    # Two files may have the same name, but module names are unique.
     name = f"efcil_methods.{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise SettingsError(f"${VARIABLE} names {file}, which is not a Python file.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    with _told(str(file)):
+    sys.modules[name] = module  # dataclasses look up their module
+    with _loading(str(file)):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turn whatever goes wrong while foreign code is loaded into a sentence that names it."""
+def _loading(what: str) -> Iterator[None]:
+    """Turn any error while the user's code is loaded into a sentence that names the code."""
     try:
         yield
     except Exception as error:

@@ -25,17 +25,17 @@ from efcil.settings import Recipe, option
 # Added to batch variances, so that a direction without any spread has a Cholesky factor and a bounded gradient.
 _JITTER = 1e-4
 _ADAPTER_WEIGHT_DECAY = 5e-4
-# Share of the largest standard deviation below which a direction counts as having none: what features computed in
-# bfloat16 have there is mostly rounding.
+# Share of the largest standard deviation below which a direction counts as having none: for features computed in
+# bfloat16 it is mostly rounding.
 _DEAD = 1e-3
 
 
 class AdaptedGaussians(Method):
     """Keeps a Gaussian per class, carries mean and covariance over through a learned map, and classifies by distance.
 
-    Features pass a linear bottleneck z = P f + b. The shared first task has none, so it begins as the principal
-    components of that task's features, none of which has less spread than the term against collapse asks for. A head
-    scores z by as many of its weights as z has features; the others have no use.
+    Features pass a linear bottleneck z = P f + b. The shared first task has none, so it starts as the principal
+    components of that task's features, each with at least the spread that the term against collapse asks for. A head
+    scores z by as many of its weights as z has features; the others are not used.
     """
 
     name = "adagauss"
@@ -44,19 +44,19 @@ class AdaptedGaussians(Method):
 
     @dataclass(frozen=True)
     class Settings:
-        """Hyper-parameters of AdaGauss, with the values of its authors' code but for the adapter."""
+        """Hyper-parameters of AdaGauss, with the values of its authors' code except for the adapter."""
 
         bottleneck: int = option(64, "Features behind the bottleneck, at most as many as the backbone has.", minimum=1)
         distillation_weight: float = option(10.0, "Weight of the projected feature distillation.", minimum=0)
         collapse_weight: float = option(
             1.0, "Weight of the term against collapse; it needs batches larger than the bottleneck.", minimum=0
         )
-        collapse_limit: float = option(1.0, "Spread above which that term leaves a direction alone.", minimum=0)
+        collapse_limit: float = option(1.0, "Spread above which that term has no effect on a direction.", minimum=0)
         width: int = option(2048, "Hidden units of the distiller and of the adapter.", minimum=1)
         adapter: str = option(
             "ridge",
-            "What carries old Gaussians over: ridge (linear, in closed form) or mlp (two layers, AdaGauss; it needs "
-            "some thousands of images a task).",
+            "Map that updates old Gaussians: ridge (linear, in closed form) or mlp (two layers, AdaGauss; it needs "
+            "some thousands of images per task).",
             choices=("mlp", "ridge"),
         )
         adapter_epochs: int = option(
@@ -72,18 +72,18 @@ class AdaptedGaussians(Method):
             256, "Features in a step of learning the adapter.", minimum=1, needs=("adapter", "mlp")
         )
         adapter_samples: int = option(
-            10_000, "Points of every class that are sent through the adapter.", minimum=2, needs=("adapter", "mlp")
+            10_000, "Points of every class that are passed through the adapter.", minimum=2, needs=("adapter", "mlp")
         )
         shrink_diagonal: float = option(
             3.0, "Mean variances added to every variance of a covariance when classifying.", minimum=0
         )
         mirrored: bool = option(
-            True, "Measure classes on their images and mirror images, where training mirrors images too."
+            True, "Measure classes on their images and mirror images, if training mirrors images too."
         )
         gradient_limit: float | None = option(
-            1.0, "Length that the gradient of a step is clipped to; none: no clipping.", minimum=1e-9
+            1.0, "Norm that the gradient of a step is clipped to; none: no clipping.", minimum=1e-9
         )
-        train_normalisation: bool = option(True, "Let BatchNorm go on learning after the first task.")
+        train_normalisation: bool = option(True, "Keep training BatchNorm after the first task.")
 
     settings: Settings
     bottleneck: nn.Linear
@@ -110,12 +110,12 @@ class AdaptedGaussians(Method):
 
     @classmethod
     def traits(cls, settings: Settings) -> Traits:
-        """Heads are trained on their own task alone: no classifier can be built on them."""
+        """Heads are trained only on their own task: no classifier can be built on them."""
         return replace(super().traits(settings), keeps=("means", "covariances"))
 
     @classmethod
     def recipe(cls, settings: Settings, preset: Recipe) -> Recipe:
-        """With the gradient clipped as the settings say."""
+        """The preset's, with gradient clipping as the settings say."""
         return replace(super().recipe(settings, preset), gradient_clip=settings.gradient_limit)
 
     def embed(self, images: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class AdaptedGaussians(Method):
     # -- training ----------------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
-        """Keep network and bottleneck as they are as the teacher, grow a head, and begin a new distiller."""
+        """Keep a copy of network and bottleneck as the teacher, grow a head, and start a new distiller."""
         self.keep_teacher()
         object.__setattr__(self, "teacher_bottleneck", copy.deepcopy(self.bottleneck).requires_grad_(False))
         super().begin_task(task)
@@ -191,7 +191,7 @@ class AdaptedGaussians(Method):
                 yield images.flip(3), labels
 
     def _carry(self, task: Task, data: TaskImages) -> None:
-        """Move the Gaussians of the old classes to where the task has taken them."""
+        """Map the Gaussians of the old classes to the new feature space."""
         settings, memory = self.settings, self.memory
         if settings.adapter == "ridge":
             memory.carry(transport.ridge_map(*self._pairs(data, 0)))
@@ -241,7 +241,7 @@ class AdaptedGaussians(Method):
     # -- inference ---------------------------------------------------------------------------------------------
 
     def restored(self) -> None:
-        """Have the classifier built anew when it is next asked for."""
+        """Discard the classifier; it is built again when it is needed."""
         self._classifier = None
 
     @torch.no_grad()
@@ -253,18 +253,18 @@ class AdaptedGaussians(Method):
 
 
 def collapse(features: Tensor, limit: float, by_columns: bool = False) -> Tensor:
-    """Minus the mean of the Cholesky diagonal, cut off at `limit`, of the batch covariance of features (B, n).
+    """Minus the mean of the Cholesky diagonal, clamped to `limit`, of the batch covariance of features (B, n).
 
-    That diagonal holds the spread of each feature that the earlier ones do not explain. Zero where B <= n, because the
-    covariance of so few rows has directions without spread whatever the features are. `by_columns` is for steps that
-    are captured in a CUDA graph, which the library's factorisation cannot be; everywhere else that is faster.
+    That diagonal holds the spread of each feature that the earlier ones do not explain. Zero if B <= n, because the
+    covariance of so few rows always has directions without spread. `by_columns` is for steps that are captured in a
+    CUDA graph, which the library's factorisation cannot be; in all other cases the library is faster.
     """
     if len(features) <= features.shape[1]:
         return features.sum() * 0.0
     centred = features.float() - features.float().mean(dim=0)
     identity = torch.eye(features.shape[1], device=features.device)
     covariance = centred.T @ centred / (len(features) - 1)
-    # Single precision has so many digits: where features vary much, what is added must be more.
+    # Single precision has limited digits: if features vary much, more must be added.
     scale = covariance.detach().diagonal().mean().clamp(min=1.0)
     covariance = covariance + _JITTER * scale * identity
     diagonal: Tensor = _CholeskyDiagonal.apply(covariance, by_columns)
@@ -289,7 +289,7 @@ class _CholeskyDiagonal(torch.autograd.Function):
 
 
 def factor_by_columns(matrix: Tensor) -> Tensor:
-    """The Cholesky factor of a positive definite matrix (n, n), column after column, in operations of fixed shape."""
+    """The Cholesky factor of a positive definite matrix (n, n), column by column, in operations of fixed shape."""
     rest, columns = matrix.clone(), []
     for place in range(len(matrix)):
         columns.append(rest[:, place] * torch.rsqrt(rest[place, place]))
@@ -309,7 +309,7 @@ def principal_components(features: Tensor, count: int, least: float = 0.0) -> tu
     spread = values.flip(0)[:count].clamp(min=0.0).sqrt()
     size = spread.square().mean().sqrt()
     scale = 1.0 / torch.where(size > 0.0, size, 1.0)
-    # A direction in which hardly any image differs from another has nothing to scale up.
+    # A direction in which images hardly differ is not scaled up.
     raised = torch.where(spread > _DEAD * spread[0], least / spread, scale)
     weight = vectors.flip(1)[:, :count].T * torch.maximum(scale, raised)[:, None]
     return weight.to(features.dtype), -(weight @ centre).to(features.dtype)

@@ -19,7 +19,7 @@ from efcil.methods.memory import ClassMemory, renamed
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe
 
-#: Class attributes that methods had once, and where that is said now.
+#: Class attributes that methods had in earlier versions, and what replaces them.
 _REPLACED = {
     "recipe_family": "override `traits`, its field `family`",
     "heads_have_temperature": "override `traits`, its field `temperature`",
@@ -36,7 +36,7 @@ ParameterGroup = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """Which classes a task brings. Classes are positions in the class order: those of a task are consecutive."""
+    """The classes of a task. Classes are positions in the class order: those of a task are consecutive."""
 
     index: int
     first_class: int
@@ -77,7 +77,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Traits:
-    """What the rest of the program must know of a method. The defaults are right for most; see `Method.traits`."""
+    """What the rest of the program must know about a method. The defaults fit most methods; see `Method.traits`."""
 
     #: Which of the preset's recipes later tasks follow.
     family: str
@@ -86,7 +86,7 @@ class Traits:
     keeps: tuple[str, ...] = ("heads",)
     #: Whether `scores` are those of the heads.
     decides_by_heads: bool = True
-    #: What logits are divided by in the softmax that later tasks train the heads with.
+    #: The temperature of the softmax that later tasks train the heads with.
     temperature: float = 1.0
     #: Whether more images of known classes can be blended into the memory (`efcil learn --more`).
     learns_more: bool = False
@@ -102,7 +102,7 @@ class Method(Keeping):
     """A class-incremental learner. Its state is parameters, buffers and submodules, and nothing else.
 
     Subclasses set `name` and `summary`, state their hyper-parameters as a frozen dataclass called `Settings`, and write
-    `loss`; the rest has defaults. The first task is trained by the engine, the same for all methods that share it;
+    `loss`; the rest has defaults. The first task is trained by the engine, alike for all methods that share it;
     `end_task` is called for it as for the others.
     """
 
@@ -115,7 +115,7 @@ class Method(Keeping):
     class Settings:
         """No settings of its own."""
 
-    #: What is kept of every class, where `remembers` gives something.
+    #: What is stored about every class, if `remembers` returns something.
     memory: ClassMemory
 
     def __init__(self, network: IncrementalNetwork, settings: Any = None) -> None:
@@ -134,7 +134,7 @@ class Method(Keeping):
             if not callable(vars(cls).get(name, len)):
                 raise SettingsError(f"Method {cls.name or cls.__name__} sets {name!r}, which is not read: {instead}.")
 
-    # -- what is known of the method before it is made ---------------------------------------------------------
+    # -- what is known about the method before it is built -----------------------------------------------------
 
     @classmethod
     def remembers(cls, settings: Any, size: int) -> ClassMemory | None:
@@ -155,9 +155,9 @@ class Method(Keeping):
 
     @classmethod
     def recipe(cls, settings: Any, preset: Recipe) -> Recipe:
-        """Return the recipe of later tasks: the preset's, but for what settings of the method decide.
+        """Return the recipe of later tasks: the preset's, except for values that settings of the method determine.
 
-        One called `train_normalisation` decides whether BatchNorm learns. Both are overruled by `later.NAME=VALUE`.
+        One called `train_normalisation` determines whether BatchNorm is trained. `later.NAME=VALUE` overrides both.
         """
         trains = getattr(settings, "train_normalisation", None)
         return preset if trains is None else replace(preset, normalisation="trained" if trains else "frozen")
@@ -170,7 +170,7 @@ class Method(Keeping):
         self.network.requires_grad_(True)
 
     def training_mode(self, recipe: Recipe) -> None:
-        """Put the network in the mode it trains in: BatchNorm learning, or frozen in values and statistics."""
+        """Set the network to training mode: BatchNorm trained, or frozen in values and statistics."""
         trained = recipe.normalisation == "trained"
         self.network.train(trained)
         if not trained:
@@ -187,11 +187,11 @@ class Method(Keeping):
         return [group for group in groups if group["params"]]
 
     def previous_images(self, task: Task) -> int:
-        """Return how many images of the step before the loss wants to see again."""
+        """Return how many images of the previous step the loss needs again."""
         return 0
 
     def frozen(self, images: Tensor) -> dict[str, Tensor]:
-        """Return what networks that do not train say of `images`, one row per image. Asked ahead, in large pieces."""
+        """Return what frozen networks compute from `images`, one row per image. Called ahead, in large batches."""
         return {}
 
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
@@ -203,21 +203,21 @@ class Method(Keeping):
         raise NotImplementedError(f"{type(self).__name__} must define loss()")
 
     def end_task(self, task: Task, data: TaskImages) -> None:
-        """Compute what must outlive the task's images.
+        """Compute what is needed after the task's images are gone.
 
-        The network is in eval mode and gradients are off; what learns in here says `with torch.enable_grad()`.
+        The network is in eval mode and gradients are off; code that learns here uses `with torch.enable_grad()`.
         """
 
-    # -- the network as it was ---------------------------------------------------------------------------------
+    # -- the old network ---------------------------------------------------------------------------------------
 
     def keep_teacher(self) -> None:
-        """Keep a frozen copy of the network as it is, to compare with while it goes on learning."""
-        # Rebuilt, not saved, because a task always begins from a saved state; hence hidden from the module's state.
+        """Keep a frozen copy of the network, to compare with while training continues."""
+        # Rebuilt, not saved, because a task always starts from a saved state; hence hidden from the module's state.
         object.__setattr__(self, "teacher", self.network.frozen_copy())
 
     @property
     def old_network(self) -> IncrementalNetwork:
-        """The network as it was before the task: `teacher`, which must have been kept."""
+        """The network before the task: `teacher`, which must have been kept."""
         if self.teacher is None:
             raise SettingsError(
                 f"Method {self.name!r} asks for the old network, which it has not kept: call self.keep_teacher() in "
@@ -247,7 +247,7 @@ class Method(Keeping):
 
     @property
     def head_temperature(self) -> float:
-        """What logits are divided by in the softmax that the heads are trained with; the shared first task has none."""
+        """The temperature of the softmax that the heads are trained with; the shared first task has none."""
         return self.about.temperature if len(self.network.heads) > 1 else 1.0
 
     def embed(self, images: Tensor) -> Tensor:
@@ -266,7 +266,7 @@ class Method(Keeping):
         return None if memory is None else memory.statistics()
 
     def stored(self) -> dict[str, Tensor]:
-        """Return what the method keeps beside the network itself."""
+        """Return what the method stores besides the network itself."""
         return {name: value for name, value in self.state_dict().items() if not name.startswith("network.")}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:

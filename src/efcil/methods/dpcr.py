@@ -30,7 +30,7 @@ class DualProjection(LearningWithoutForgetting):
 
         views: str = option(
             "plain",
-            "Images that class moments are taken of: plain, as they are (usual in DPCR's framework), or augmented.",
+            "Images that class moments are computed from: plain (usual in DPCR's framework) or augmented.",
             choices=VIEWS,
             before="augmented",
         )
@@ -95,15 +95,15 @@ class DualProjection(LearningWithoutForgetting):
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
-        """Ridge regression's answers, every class's weights being of unit length."""
+        """The outputs of the ridge regression, with the weights of every class scaled to unit length."""
         return self.network.features(images) @ self.classifier.T
 
 
 def span(moment: Tensor, threshold: float) -> Tensor:
     """The projection (n, n) onto the features that are not always zero, less the directions of small eigenvalues.
 
-    Kept are those with more than the share `threshold` of the largest eigenvalue of the second moment. At 0 this is not
-    looked at: which of the zeros of a moment of fewer images than features come out as positive is chance.
+    It keeps those with more than the share `threshold` of the largest eigenvalue of the second moment. At 0 eigenvalues
+    are not checked: with fewer images than features, it is chance which zero eigenvalues come out positive.
     """
     if threshold == 0:
         return torch.diag((moment.diagonal() > 0).to(moment))

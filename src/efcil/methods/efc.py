@@ -22,7 +22,7 @@ from efcil.settings import option
 
 @dataclass(frozen=True)
 class PrototypeSettings:
-    """What is kept of old classes, and how it follows the drift."""
+    """What is stored about old classes, and how it follows the drift."""
 
     prototype_update: str = option(
         "efm",
@@ -33,7 +33,7 @@ class PrototypeSettings:
     )
     drift_ridge: float = option(
         0.01,
-        "Pull of a linear prototype_update towards the identity, in mean variances of a feature.",
+        "Ridge of a linear prototype_update towards the identity, in mean variances of a feature.",
         minimum=0,
         needs=("prototype_update", ("linear", "linear-residual")),
     )
@@ -43,7 +43,7 @@ class PrototypeSettings:
     covariance: str = option(
         "class",
         "Covariances kept: one per class, one per task (average of its classes), or only the last task's; or one per "
-        "class in short: low-rank (leading eigenvectors) or diagonal (variances alone).",
+        "class in compressed form: low-rank (leading eigenvectors) or diagonal (only variances).",
         choices=("class", "task", "last-task", *IN_SHORT),
     )
     covariance_share: float = option(
@@ -74,7 +74,7 @@ class ElasticSettings(PrototypeSettings, PenaltySettings):
 
 
 class ElasticFeatureConsolidation(Method):
-    """Lets features drift where old classes do not care, and rehearses old classes as Gaussians in feature space."""
+    """Lets features drift in directions unimportant to old classes, which are rehearsed as Gaussians of features."""
 
     name = "efc"
     summary = "feature drift penalised by the empirical feature matrix, Gaussian prototypes rehearsed and moved along"
@@ -90,7 +90,7 @@ class ElasticFeatureConsolidation(Method):
             choices=("efm", "features"),
         )
         feature_weight: float = option(
-            10.0, "Weight of the penalty where regulariser is features.", minimum=0, needs=("regulariser", "features")
+            10.0, "Weight of the penalty if regulariser is features.", minimum=0, needs=("regulariser", "features")
         )
         loss: str = option(
             "prace",
@@ -98,7 +98,7 @@ class ElasticFeatureConsolidation(Method):
             choices=("prace", "symmetric"),
         )
         symmetric_weight: float = option(
-            10.0, "Weight of the prototypes where loss is symmetric.", minimum=0, needs=("loss", "symmetric")
+            10.0, "Weight of the prototypes if loss is symmetric.", minimum=0, needs=("loss", "symmetric")
         )
 
     settings: Settings
@@ -133,14 +133,14 @@ class ElasticFeatureConsolidation(Method):
     # -- training ----------------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
-        """Keep the network as it is as the teacher, then grow it."""
+        """Keep a copy of the network as the teacher, then grow it."""
         self.keep_teacher()
         super().begin_task(task)
         self.restored()
         self._task = task
 
     def restored(self) -> None:
-        """Factorise the covariances and put the penalty matrix together."""
+        """Factorise the covariances and compute the penalty matrix."""
         self._sampler = self.memory.sampler(self.settings.jitter)
         self.penalty = self._penalty_matrix()
 
@@ -151,7 +151,7 @@ class ElasticFeatureConsolidation(Method):
         return settings.efm_weight * self.feature_matrix + settings.damping * identity
 
     def previous_images(self, task: Task) -> int:
-        """PR-ACE shows up to this many images of the step before once more, among the prototypes."""
+        """PR-ACE repeats up to this many images of the previous step, among the prototypes."""
         if self.settings.loss == "symmetric":
             return 0
         return prototypes.largest_new_count(task.first_class, task.classes, task.batch_size)
@@ -161,7 +161,7 @@ class ElasticFeatureConsolidation(Method):
         return {"features": self.old_network.features(images)}
 
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw the prototypes of every step, and how many of them and of the step before's images count."""
+        """Draw the prototypes of every step, and how many of them and of the previous step's images count."""
         assert self._sampler is not None
         task, width = self._task, plan.batch_size
         old = task.first_class
@@ -220,7 +220,7 @@ class ElasticFeatureConsolidation(Method):
     def _measure_feature_matrix(self, task: Task, data: TaskImages) -> Tensor:
         weight = self.network.head_weight()
         total = FeatureMatrixSum.empty(task.seen, weight.device)
-        # Whole batches only, as in the authors' code, unless that would leave nothing.
+        # Full batches only, as in the authors' code, unless there is none.
         left = len(data) // task.batch_size * task.batch_size or len(data)
         for images, _ in data.augmented("feature-matrix"):
             logits = functional.linear(self.network.features(images), weight)[:left]

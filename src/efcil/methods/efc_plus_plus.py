@@ -21,7 +21,7 @@ from efcil.settings import option
 
 
 class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
-    """Learns new features under EFC's drift penalty alone, and balances old and new classes in the heads afterwards."""
+    """Learns new features with EFC's drift penalty only, and balances old and new classes in the heads afterwards."""
 
     name = "efc++"
     summary = "EFC without rehearsal while the backbone trains; heads re-balanced on Gaussian features after each task"
@@ -37,7 +37,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
         rebalance_batch_size: int = option(256, "Features in a step of re-balancing.", minimum=1)
         rebalance_fresh: bool = option(
             True,
-            "Augment the current images and compute their features anew in every epoch of re-balancing; off: once, as "
+            "Augment the current images and compute their features again in every epoch of re-balancing; off: once, as "
             "the authors do for ImageNet-1K.",
         )
 
@@ -58,7 +58,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
     # -- the backbone phase ------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
-        """Begin as EFC does, and keep the old heads from the optimiser: its weight decay alone would change them."""
+        """Begin as EFC does, but keep the old heads out of the optimiser: its weight decay would change them."""
         super().begin_task(task)
         for head in list(self.network.heads)[:-1]:
             head.requires_grad_(False)

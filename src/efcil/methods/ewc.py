@@ -23,10 +23,10 @@ from efcil.settings import option
 
 
 class ElasticWeightConsolidation(FineTune):
-    """Trains backbone and newest head, and holds each backbone parameter back as far as old tasks depend on it."""
+    """Trains backbone and newest head; penalises changes of backbone parameters that old tasks depend on."""
 
     name = "ewc"
-    summary = "backbone parameters held where they were, weighted by a diagonal Fisher matrix"
+    summary = "changes of backbone parameters penalised, weighted by a diagonal Fisher matrix"
     family = "scheduled"
 
     @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ElasticWeightConsolidation(FineTune):
         fisher_trains_statistics: bool = option(
             True,
             "Run the Fisher pass with BatchNorm in training mode, which moves its running statistics (FACIL's code; an "
-            "earlier project of the EFC authors has it off). Never done where train_normalisation is off or "
+            "earlier project of the EFC authors has it off). Never done if train_normalisation is off or "
             "fisher_batch_size is 1.",
             needs=("train_normalisation", True),
             unless=("fisher_batch_size", 1),
@@ -62,7 +62,7 @@ class ElasticWeightConsolidation(FineTune):
             minimum=1,
         )
         train_normalisation: bool = option(
-            True, "Let BatchNorm go on learning after the first task (FACIL's default; the EFC paper does not say)."
+            True, "Keep training BatchNorm after the first task (FACIL's default; the EFC paper does not say)."
         )
 
     settings: Settings
@@ -88,14 +88,14 @@ class ElasticWeightConsolidation(FineTune):
     # -- training ----------------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
-        """Remember where the backbone is, then grow a head; old heads are frozen."""
-        # Not saved: a task always begins from a saved state, whose backbone this is.
+        """Store the backbone's parameters, then grow a head; old heads are frozen."""
+        # Not saved: a task always starts from a saved state, which has this backbone.
         self._anchors = [parameter.detach().clone() for parameter in self._backbone()]
         super().begin_task(task)
         self.restored()
 
     def restored(self) -> None:
-        """Cut the Fisher matrix into the shapes of the parameters."""
+        """Split the Fisher matrix into the shapes of the parameters."""
         self._roots = fisher.unflatten(self.fisher.sqrt(), self._backbone())
 
     def loss(self, batch: Batch) -> Terms:
@@ -118,7 +118,7 @@ class ElasticWeightConsolidation(FineTune):
         alone = size == 1
         settings = self.settings
         learning = settings.fisher_trains_statistics and settings.train_normalisation and not alone
-        # Images by themselves still go through the network together.
+        # Single images still pass through the network together.
         step = min(task.batch_size, len(data)) if alone else size
         used = len(data) // size * size
         view = data.view("fisher")
@@ -147,7 +147,7 @@ def _summed_loss(weight: Tensor, labels: Tensor, features: Tensor) -> Tensor:
 
 @contextmanager
 def _layer_by_layer(network: IncrementalNetwork, learning: bool) -> Iterator[None]:
-    """Compute features in float32 with ordinary gradients for every backbone parameter, then put everything back."""
+    """Compute features in float32 with ordinary gradients for every backbone parameter, then restore everything."""
     training = network.training
     flags = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
     network.backbone.requires_grad_(True)

@@ -14,16 +14,16 @@ from efcil.settings import option
 
 
 class FeatureDistillation(ElasticFeatureConsolidation):
-    """EFC whose feature drift is penalised equally in every direction; the rest of EFC stays as it is."""
+    """EFC with a drift penalty that is equal in every direction; the rest of EFC is unchanged."""
 
     name = "fd"
     summary = "EFC with plain feature distillation instead of the empirical feature matrix (ablation)"
 
     @dataclass(frozen=True)
     class Settings(PrototypeSettings):
-        """The settings of EFC, but for those of its penalty."""
+        """The settings of EFC, except those of its penalty."""
 
-        #: What earlier records say of the penalty; with `regulariser=efm` they were of EFC.
+        #: Values of the penalty in earlier records; with `regulariser=efm` they were of EFC.
         removed: ClassVar[Mapping[str, Any]] = {"regulariser": "features", "efm_weight": None, "damping": None}
 
         feature_weight: float = option(10.0, "Weight of the mean squared feature distance.", minimum=0)
@@ -33,7 +33,7 @@ class FeatureDistillation(ElasticFeatureConsolidation):
             choices=("prace", "symmetric"),
         )
         symmetric_weight: float = option(
-            10.0, "Weight of the prototypes where loss is symmetric.", minimum=0, needs=("loss", "symmetric")
+            10.0, "Weight of the prototypes if loss is symmetric.", minimum=0, needs=("loss", "symmetric")
         )
 
     settings: Settings  # type: ignore[assignment]

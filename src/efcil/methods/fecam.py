@@ -32,8 +32,8 @@ class CovarianceMetric(FrozenBackbone):
         )
         shrink_diagonal: float = option(
             3.0,
-            "Mean variances added to every variance of a covariance. The authors' code adds 1, then 1 once more to the "
-            "result, which is 3 in one go.",
+            "Mean variances added to every variance of a covariance. The authors' code adds 1, then 1 again to the "
+            "result, which is 3 in total.",
             minimum=0,
         )
         shrink_rest: float = option(
@@ -62,13 +62,13 @@ class CovarianceMetric(FrozenBackbone):
         return self.network.features(images).clamp(min=0).pow(self.settings.tukey)
 
     def end_task(self, task: Task, data: TaskImages) -> None:
-        """Store the mean and covariance of every new class, from its images as they are."""
+        """Store the mean and covariance of every new class, from its images without augmentation."""
         features, labels = gaussians.collect(self.embed, data.plain())
         self.memory.add(features, labels, range(task.first_class, task.seen))
         self.restored()
 
     def restored(self) -> None:
-        """Have the classifier built anew when it is next asked for."""
+        """Discard the classifier; it is built again when it is needed."""
         self._classifier = None
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from efcil.methods.memory import ClassMemory
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
-# How PyCIL trains the layer: SGD, momentum 0.9, cosine schedule.
+# PyCIL's training of the layer: SGD, momentum 0.9, cosine schedule.
 SOFTMAX_EPOCHS = 50
 SOFTMAX_RATE = 0.05
 SOFTMAX_BATCH = 128
@@ -40,8 +40,8 @@ class FeatureTranslation(FrozenBackbone):
 
         views: str = option(
             "plain",
-            "Images that features are taken of: plain, as they are (the authors' code), or augmented, as EFC takes its "
-            "statistics (what reproduces the EFC paper, and the presets of its datasets have).",
+            "Images that features are computed from: plain (the authors' code) or augmented, as EFC computes its "
+            "statistics (which reproduces the EFC paper, and is in the presets of its datasets).",
             choices=VIEWS,
         )
         similarity: str = option(
@@ -52,7 +52,7 @@ class FeatureTranslation(FrozenBackbone):
         first_step: str = option(
             "head",
             "Classifier after the first task: head, the softmax head all methods start from (the EFC paper's plots "
-            "suggest it), or svm (the authors' code; where linear is softmax, that layer).",
+            "suggest it), or svm (the authors' code; if linear is softmax, that layer).",
             choices=("head", "svm"),
         )
         linear: str = option(
@@ -63,13 +63,13 @@ class FeatureTranslation(FrozenBackbone):
         )
         solver: str = option(
             "torch",
-            "Who fits the SVMs: torch (on the training device) or sklearn (liblinear, on the CPU).",
+            "Solver of the SVMs: torch (on the training device) or sklearn (liblinear, on the CPU).",
             choices=svm.SOLVERS,
             needs=("linear", "svm"),
         )
         cost: float = option(1.0, "Weight C of the squared hinge loss (FeTrIL).", minimum=1e-9, needs=("linear", "svm"))
         tolerance: float = option(
-            1e-4, "When a machine is done, by liblinear's rule (FeTrIL).", minimum=1e-12, needs=("linear", "svm")
+            1e-4, "Tolerance of the solver, by liblinear's rule (FeTrIL).", minimum=1e-12, needs=("linear", "svm")
         )
 
     settings: Settings
@@ -119,7 +119,7 @@ class FeatureTranslation(FrozenBackbone):
         return machines.weight, machines.intercept
 
     def _layer(self, rows: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-        """Weights and intercepts of a softmax layer, trained on from those it has."""
+        """Weights and intercepts of a softmax layer, trained further from its present ones."""
         missing = self.intercepts.new_zeros(task.seen - len(self.intercepts))
         both = torch.cat([self.network.head_weight(), torch.cat([self.intercepts, missing])[:, None]], dim=1)
         rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)  # the intercept is the weight of a constant
@@ -161,7 +161,7 @@ class FeatureTranslation(FrozenBackbone):
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
-        """Decision values of what was fitted, or the logits of the first task's head where nothing has been yet."""
+        """Decision values of the fitted classifier, or the logits of the first task's head if there is none yet."""
         features = self.network.features(images)
         if len(self.intercepts) == 0:
             return self.network.logits(features)

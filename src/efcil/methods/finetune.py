@@ -7,7 +7,7 @@ from efcil.methods.base import Batch, Method, Task, Terms
 
 
 class FineTune(Method):
-    """Trains backbone and newest head on the current classes alone; old heads stay as they are."""
+    """Trains backbone and newest head on the current classes only; old heads do not change."""
 
     name = "finetune"
     summary = "cross-entropy on the current classes, nothing against forgetting (lower bound)"

@@ -1,4 +1,4 @@
-"""What methods share whose backbone is that of the first task for ever: nothing is trained by gradient after it."""
+"""Base of methods that freeze the backbone after the first task: nothing is trained by gradient after it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from efcil.settings import Recipe
 
 
 class FrozenBackbone(Method):
-    """Learns later classes in `end_task` alone, from features that no longer change."""
+    """Learns later classes only in `end_task`, from features that no longer change."""
 
     @classmethod
     def traits(cls, settings: Any) -> Traits:
-        """Heads are not trained, so that nothing can be built on them."""
+        """Heads are not trained, so no classifier can be built on them."""
         known = super().traits(settings)
         keeps = tuple(each for each in known.keeps if each != "heads")
         return replace(known, keeps=keeps, trains_later=False)

@@ -1,8 +1,8 @@
 """Fusion-style rehearsal, reconstructed: PASS whose class means follow two estimates of their drift.
 
-The method of Toldo and Ozay (CVPR 2022) was published without code, and not all of it is known to us. This follows what
-is: two small linear models, one of feature drift and one of how old classes relate to new ones, each predict where an
-old class mean is now, and both predictions together are rehearsed. How they are fitted and combined is ours.
+The method of Toldo and Ozay (CVPR 2022) was published without code, and not all of it is known to us. This follows the
+known part: two small linear models, one of feature drift and one of how old classes relate to new ones, each predict
+where an old class mean is now, and both predictions together are rehearsed. How they are fitted and combined is ours.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class DriftFusion(PrototypeAugmentation):
             maximum=1,
         )
         feature_ridge: float = option(
-            0.01, "Pull of the feature drift map towards the identity, in mean variances of a feature.", minimum=0
+            0.01, "Ridge of the feature drift map towards the identity, in mean variances of a feature.", minimum=0
         )
         semantic_ridge: float = option(
-            0.01, "Pull of the relation to the new classes towards their plain average.", minimum=1e-9
+            0.01, "Ridge of the relation to the new classes towards their plain average.", minimum=1e-9
         )
 
     settings: Settings

@@ -40,7 +40,7 @@ class DualAugmentation(Method):
         covariance_scale: float = option(2.5, "Factor on the class covariances in the closed form (IL2A).", minimum=0)
         temperature: float = option(
             0.1,
-            "Temperature of both softmaxes (IL2A); covariance_scale counts for less, the lower it is.",
+            "Temperature of both softmaxes (IL2A); the lower it is, the less covariance_scale matters.",
             minimum=1e-3,
         )
         mixing_rounds: int = option(4, "How often a batch is mixed with itself; 0: no mixed classes (IL2A).", minimum=0)
@@ -59,11 +59,11 @@ class DualAugmentation(Method):
         )
         drift_ridge: float = option(
             0.01,
-            "Pull of a linear prototype_update towards the identity, in mean variances of a feature.",
+            "Ridge of a linear prototype_update towards the identity, in mean variances of a feature.",
             minimum=0,
             needs=("prototype_update", ("linear", "linear-residual")),
         )
-        train_normalisation: bool = option(True, "Let BatchNorm go on learning after the first task (IL2A's code).")
+        train_normalisation: bool = option(True, "Keep training BatchNorm after the first task (IL2A's code).")
 
     settings: Settings
     pair_of: Tensor
@@ -109,7 +109,7 @@ class DualAugmentation(Method):
         return {"features": self.old_network.features(images)}
 
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw the old classes to rehearse, and with whom and in which shares each image is mixed."""
+        """Draw the old classes to rehearse, and with which image and in which shares each image is mixed."""
         shape, device = (plan.steps, plan.batch_size), generator.device
         draws = {"prototype_labels": torch.randint(len(self.memory.means), shape, generator=generator, device=device)}
         settings = self.settings
@@ -161,7 +161,7 @@ class DualAugmentation(Method):
     # -- statistics --------------------------------------------------------------------------------------------
 
     def end_task(self, task: Task, data: TaskImages) -> None:
-        """Carry the old Gaussians over if asked to, and store those of the new classes; rows of mixed classes go."""
+        """Move the old Gaussians if the settings say so, store those of the new classes, and drop the mixed rows."""
         settings = self.settings
         if task.index > 0 and settings.prototype_update != "none":
             self.carry_memory(data, settings.drift_ridge, settings.prototype_update == "linear-residual")

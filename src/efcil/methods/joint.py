@@ -1,4 +1,4 @@
-"""Joint training: the upper bound. All classes at once, which exemplar-free learning is not allowed to do."""
+"""Joint training: the upper bound. All classes together, which exemplar-free learning is not allowed to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from efcil.settings import Recipe, option
 class Joint(Method):
     """Trains on the images of all classes seen so far, from scratch, with the first task's recipe.
 
-    There is nothing to write here: the engine trains a "first task" that holds every class. With `when=last` this
+    This class needs no code: the engine trains a "first task" that holds every class. With `when=last` this
     happens once, after the last task, and accuracies after earlier tasks are not measured; with `when=every` it
     happens after every task.
     """
@@ -25,7 +25,7 @@ class Joint(Method):
         """When to train, and how."""
 
         when: str = option(
-            "last", "Train once, on all classes (last), or anew after every task (every).", choices=("last", "every")
+            "last", "Train once, on all classes (last), or again after every task (every).", choices=("last", "every")
         )
         rotations: bool = option(True, "Use the rotation classes of the first-task recipe.")
 
@@ -37,5 +37,5 @@ class Joint(Method):
 
     @classmethod
     def recipe(cls, settings: Settings, preset: Recipe) -> Recipe:
-        """The preset's, with rotated classes where the settings want them too."""
+        """The preset's; rotated classes only if the settings also want them."""
         return replace(preset, rotations=preset.rotations and settings.rotations)

@@ -1,4 +1,4 @@
-"""What a method stores beside its network, and why: said where it is stored, shown by `efcil inspect` and audits."""
+"""What a method stores besides its network, and why: declared with `keep`, shown by `efcil inspect` and audits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 UNEXAMINED = (
-    "Not examined: what it is for is what the method's author says. `efcil audit` compares rows that could be an image "
-    "with the training images."
+    "Not examined: its purpose is as declared by the method's author. `efcil audit` compares rows that could be an "
+    "image with the training images."
 )
 
 
@@ -24,7 +24,7 @@ class Purpose:
 
 
 class Keeping(nn.Module):
-    """A module that gives a reason for everything that it stores. An audit fails on what has none."""
+    """A module that gives a reason for everything it stores. An audit fails if a reason is missing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Keeping(nn.Module):
     ) -> None:
         """Register `value` as the buffer or submodule called `name`, which is saved and loaded with the rest.
 
-        `why` is what it is for, in a few words; `recovery` says what it tells about the training images.
+        `why` is its purpose, in a few words; `recovery` says what it reveals about the training images.
         """
         pattern = re.escape(name)
         if isinstance(value, nn.Module):
@@ -46,7 +46,7 @@ class Keeping(nn.Module):
         self._purposes[name] = Purpose(pattern, title or name.replace("_", " "), why, recovery)
 
     def purposes(self) -> dict[str, Purpose]:
-        """Return why each thing is stored, by name, those of submodules too."""
+        """Return why each thing is stored, by name, including those of submodules."""
         found = {}
         for place, module in self.named_modules():
             prefix = f"{place}." if place else ""

@@ -28,7 +28,7 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
 
         views: str = option(
             "plain",
-            "Images that class means are taken of: plain, as they are (LDC), or augmented.",
+            "Images that class means are computed from: plain (LDC) or augmented.",
             choices=VIEWS,
             before="augmented",
         )
@@ -39,7 +39,7 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
         )
         map_epochs: int = option(
             20,
-            "Epochs in which the map is learned, each with views of its own (LDC).",
+            "Epochs in which the map is learned, each with new augmented views (LDC).",
             minimum=1,
             needs=("map", "learned"),
         )
@@ -51,7 +51,7 @@ class LearnableDriftCompensation(LearningWithoutForgetting):
         )
         map_ridge: float = option(
             0.01,
-            "Pull of a ridge map towards the identity, in mean variances of a feature.",
+            "Ridge of the map towards the identity, in mean variances of a feature.",
             minimum=0,
             needs=("map", "ridge"),
         )

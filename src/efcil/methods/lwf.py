@@ -14,7 +14,7 @@ from efcil.settings import option
 
 
 class LearningWithoutForgetting(FineTune):
-    """Trains backbone and newest head, and asks the old heads to go on saying what they said before."""
+    """Trains backbone and newest head, and distils the old network's predictions into the old heads."""
 
     name = "lwf"
     summary = "predictions of the old network over the old classes distilled into the new one"
@@ -30,13 +30,13 @@ class LearningWithoutForgetting(FineTune):
             1e-5, "Probability mass spread over the student's old classes (FACIL's code).", minimum=0
         )
         train_normalisation: bool = option(
-            True, "Let BatchNorm go on learning after the first task (FACIL's default; the EFC paper does not say)."
+            True, "Keep training BatchNorm after the first task (FACIL's default; the EFC paper does not say)."
         )
 
     settings: Settings
 
     def begin_task(self, task: Task) -> None:
-        """Keep the network as it is as the teacher, then grow a head; old heads are frozen."""
+        """Keep a copy of the network as the teacher, then grow a head; old heads are frozen."""
         self.keep_teacher()
         super().begin_task(task)
 
@@ -56,5 +56,5 @@ class LearningWithoutForgetting(FineTune):
         }
 
     def end_task(self, task: Task, data: TaskImages) -> None:
-        """Let the teacher go."""
+        """Free the teacher."""
         self.teacher = None

@@ -1,4 +1,4 @@
-"""What a method remembers of the classes it has seen: a mean of each, covariances in one of several forms, counts."""
+"""What a method stores about the classes it has seen: means, covariances in one of several forms, counts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from efcil.core.covariance import IN_SHORT, join, shorten, spell_out, task_avera
 from efcil.core.transport import AffineMap
 from efcil.methods.kept import Keeping
 
-#: Forms in which classes may share a covariance: one per task, the last task's alone, or one for all classes.
+#: Forms in which classes may share a covariance: one per task, only the last task's, or one for all classes.
 SHARED = ("task", "last-task", "common")
 MOMENTS = "moments"
-#: All forms of covariances: one per class in full, shared, in short, or as second moments about the origin.
+#: All forms of covariances: one per class in full, shared, compressed, or as second moments about the origin.
 FORMS = ("class", *SHARED, *IN_SHORT, MOMENTS)
 
 _AVERAGE = "An average over a class's images in feature space, which many different images share. "
 _SPAN = (
-    "With fewer images than features it spans exactly the features it was measured on, which can tell training images "
-    "from others, above all where they were not augmented (see membership in `efcil audit`); pixels it does not hold."
+    "With fewer images than features it spans exactly the features it was measured on, which can separate training "
+    "images from others, most of all if they were not augmented (see membership in `efcil audit`). It holds no pixels."
 )
 _BUFFERS = ("means", "covariances", "compact", "moments", "covariance_of", "counts")
 Stored = TypeVar("Stored")
@@ -34,9 +34,9 @@ Stored = TypeVar("Stored")
 class ClassMemory(Keeping):
     """A row for every class seen, in the order of the classes: its mean, and what else the constructor asks for.
 
-    `why` says what the method needs the memory for. `covariances` is one of FORMS, or None for means alone; low-rank
+    `why` says what the method needs the memory for. `covariances` is one of FORMS, or None for means only; low-rank
     ones keep `share` of a class's variance. With `table`, which covariance a class uses is saved in every form, not
-    only where classes share them. With `counts`, so is the number of images of every class.
+    only if classes share them. With `counts`, the number of images of every class is saved too.
     """
 
     means: Tensor
@@ -86,7 +86,7 @@ class ClassMemory(Keeping):
             )
 
     def _keep_spread(self, size: int) -> None:
-        """Make room for covariances in the form that they are kept in."""
+        """Create the buffers for covariances in the form that they are kept in."""
         title, why = "class covariances", "spread of a class's features, to draw features that resemble it"
         if self.form is None:
             return
@@ -95,17 +95,17 @@ class ClassMemory(Keeping):
             name, empty = "moments", torch.zeros(0, size, size)
         elif self.form in IN_SHORT:
             name, empty = "compact", torch.zeros(0, size, 0) if self.form == "low-rank" else torch.zeros(0, size)
-            # What is kept in short is saved; the full covariances are computed from it.
+            # The compressed form is saved; the full covariances are computed from it.
             self.register_buffer("covariances", torch.zeros(0, size, size), persistent=False)
         else:
             name, empty = "covariances", torch.zeros(0, size, size)
         self.keep(name, empty, why=why, title=title, recovery=_AVERAGE + _SPAN)
 
-    # -- what it holds -----------------------------------------------------------------------------------------
+    # -- contents ----------------------------------------------------------------------------------------------
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """What classifiers may be built on: means, and covariances where there are any."""
+        """What classifiers may be built on: means, and covariances if there are any."""
         return ("means",) if self.form is None else ("means", "covariances")
 
     @property
@@ -123,7 +123,7 @@ class ClassMemory(Keeping):
         return ClassStatistics(self.means, self.covariances, self.covariance_of if self.has_table else None)
 
     def sampler(self, jitter: float) -> Sampler:
-        """Return what draws features of the classes; `jitter` is added to every variance."""
+        """Return a sampler of features of the classes; `jitter` is added to every variance."""
         covariances, factor_of = self.statistics().spread()
         shared = int(torch.bincount(factor_of).max()) if len(factor_of) else 1
         return Sampler(self.means, prototypes.cholesky_factors(covariances, jitter), factor_of, shared)
@@ -133,7 +133,7 @@ class ClassMemory(Keeping):
     def add(self, features: Tensor, labels: Tensor, classes: range) -> tuple[Tensor, Tensor]:
         """Add new classes, measured on their features (N, n) and labels (N).
 
-        Returns their means and covariances (second moments where those are kept), whatever of them is kept.
+        Returns their means and covariances (or second moments, if those are kept), even if only some are kept.
         """
         measure = prototypes.second_moments if self.form == MOMENTS else prototypes.class_statistics
         means, spread = measure(features, labels, classes)
@@ -149,7 +149,7 @@ class ClassMemory(Keeping):
         return means, spread
 
     def _add_covariances(self, new: Tensor, earlier: int) -> None:
-        """Add the covariances (q, n, n) of new classes beside `earlier` ones, in the form that they are kept in."""
+        """Add the covariances (q, n, n) of new classes to `earlier` ones, in the form that they are kept in."""
         first, every = len(self.covariances), torch.zeros(earlier + len(new), dtype=torch.int64, device=new.device)
         places = first + torch.arange(len(new), device=new.device)
         if self.form == "common":
@@ -170,7 +170,7 @@ class ClassMemory(Keeping):
             self.covariance_of = every if one else torch.cat([self.covariance_of, places])
 
     def move(self, means: Tensor) -> None:
-        """Put the classes at other means (C, n); their covariances stay."""
+        """Set the means of the classes (C, n); their covariances stay."""
         self.means = means
 
     def carry(self, by: AffineMap, residual: bool = False) -> None:
@@ -180,20 +180,20 @@ class ClassMemory(Keeping):
             return
         self.covariances = by.covariances(self.covariances, residual)
         if self.form in IN_SHORT:
-            # A map alone does not raise a rank, so that nothing needs to be left out once more.
+            # A map does not raise the rank, so the result need not be truncated again.
             self.compact = shorten(self.covariances, str(self.form), self.share if residual else 1.0)
             self.restored()
 
     def replace(self, number: int, mean: Tensor, spread: Tensor) -> None:
-        """Describe one class anew: by its mean (n), and its covariance or second moment (n, n)."""
+        """Replace mean (n) and covariance or second moment (n, n) of one class."""
         kept = self.moments if self.form == MOMENTS else self.covariances
         self.means[number] = mean.to(self.means)
         kept[number] = spread.to(kept)
 
     def blend(self, features: Tensor, labels: Tensor, images: Sequence[int]) -> None:
-        """Take in features (N, n) of known classes, as if measured with the `images` that each class had before.
+        """Blend in features (N, n) of known classes, as if measured with the `images` that each class had before.
 
-        Only where `blends` says that it is possible.
+        Only if `blends` is true.
         """
         known = sorted(set(labels.tolist()))
         means, covariances = prototypes.class_statistics(features, labels, known)
@@ -205,7 +205,7 @@ class ClassMemory(Keeping):
             self.counts += fresh.to(self.counts)
 
     def restored(self) -> None:
-        """Compute what is not saved from what is. Called after a state was loaded."""
+        """Compute what is not saved from what is saved. Called after a state was loaded."""
         if self.form in IN_SHORT:
             self.covariances = spell_out(self.compact)
 
@@ -234,9 +234,9 @@ class Sampler:
 
 
 def renamed(tensors: Mapping[str, Stored], present: Collection[str]) -> dict[str, Stored]:
-    """Return a saved state under the names that tensors have now: `means` was once what `memory.means` is.
+    """Return a saved state with the present names of tensors: `memory.means` was once `means`.
 
-    `present` are the names of the method that is to load it; a method of one's own may still have a buffer `means`.
+    `present` are the names of the method that will load it; a user's own method may still have a buffer `means`.
     """
     found = {}
     for name, tensor in tensors.items():

@@ -21,11 +21,11 @@ from efcil.settings import Recipe, option
 
 
 class PrototypeAugmentation(Method):
-    """Rehearses old class means with noise, holds features where they were, and learns rotated classes in every task.
+    """Rehearses old class means with noise, distils features, and learns rotated classes in every task.
 
     Every class has one row in its task's head and three more, kept here, for its quarter turns; those take part in the
-    softmax and never in predictions. The shared first task throws its rotation rows away, so those of the first
-    classes start anew with the second task.
+    softmax and never in predictions. The shared first task discards its rotation rows, so those of the first classes
+    start from scratch with the second task.
     """
 
     name = "pass"
@@ -46,7 +46,7 @@ class PrototypeAugmentation(Method):
         rotation_rows: str = option(
             "all",
             "Whose quarter turns have rows in the softmax: those of all seen classes, kept from task to task (PASS's "
-            "code), or only those of the current task's, made for it and thrown away.",
+            "code), or only those of the current task's, which are discarded after it.",
             choices=("all", "current"),
         )
         replay_rows: str = option(
@@ -63,12 +63,12 @@ class PrototypeAugmentation(Method):
             choices=("first", "deviation", "seen"),
         )
         train_normalisation: bool = option(
-            True, "Let BatchNorm go on learning after the first task (PASS's code; the EFC authors probably did not)."
+            True, "Keep training BatchNorm after the first task (PASS's code; the EFC authors probably did not)."
         )
         train_scales: bool = option(
             True,
             "Train BatchNorm's scales and shifts too; off: only its statistics follow the images (possibly the EFC "
-            "authors' way). Without effect where train_normalisation is off.",
+            "authors' way). Without effect if train_normalisation is off.",
             needs=("train_normalisation", True),
         )
 
@@ -183,7 +183,7 @@ class PrototypeAugmentation(Method):
         return torch.lerp(self.radius.square(), radius.square(), task.classes / task.seen).sqrt()
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Make room for the saved rotation rows, then load as every method does."""
+        """Resize the rotation rows to the saved ones, then load as every method does."""
         numbers = sorted(int(name.split(".")[1]) for name in tensors if name.startswith("rotations."))
         saved = [tensors[f"rotations.{number}"] for number in numbers]
         if [rows.shape for rows in self.rotations] != [rows.shape for rows in saved]:

@@ -50,7 +50,7 @@ class SemanticDriftCompensation(Method):
         update: bool = option(True, "Move old means along the drift; off: plain nearest class means.")
         train_normalisation: bool = option(
             False,
-            "Let BatchNorm go on learning after the first task (SDC's code does not); EFC never does.",
+            "Keep training BatchNorm after the first task (SDC's code does not); EFC never does.",
             needs=("base", ("finetune", "lwf")),
         )
 
@@ -59,7 +59,7 @@ class SemanticDriftCompensation(Method):
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
         base = _BASES[self.settings.base](network)
-        # The network is ours; as a submodule of the base too it would be saved twice.
+        # The network is stored here; as a submodule of the base too, it would be saved twice.
         del base._modules["network"]
         object.__setattr__(base, "network", network)
         self.base = base
@@ -79,10 +79,10 @@ class SemanticDriftCompensation(Method):
         """As the settings have BatchNorm, except that EFC's is always the preset's."""
         return preset if settings.base == "efc" else super().recipe(settings, preset)
 
-    # -- training is the base's affair ---------------------------------------------------------------------------
+    # -- training, which the base does ---------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
-        """Keep the network as it is, to measure the drift against; the base does the rest."""
+        """Keep a copy of the network, to measure the drift; the base does the rest."""
         self.keep_teacher()
         self.base.begin_task(task)
 
@@ -134,7 +134,7 @@ class SemanticDriftCompensation(Method):
         return functional.normalize(features, dim=1) if self.settings.normalise else features
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return the features that means are means of: of unit length unless the settings say otherwise."""
+        """Return the features that class means average: of unit length unless the settings say otherwise."""
         return self._scaled(self.network.features(images))
 
     @torch.no_grad()

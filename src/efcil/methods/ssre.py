@@ -21,10 +21,10 @@ from efcil.settings import Recipe, option
 
 
 class RepresentationExpansion(Method):
-    """Trains 1x1 adapters beside the 3x3 convolutions of a backbone that is otherwise frozen, and merges them in.
+    """Trains 1x1 adapters in parallel to the 3x3 convolutions of a backbone that is otherwise frozen, and merges them.
 
-    A 1x1 convolution beside a 3x3 one is the same as an addition to the centre of its kernel. So an adapter is a matrix
-    kept here while a task trains, the step computes with kernel + adapter, and merging is that addition made once.
+    A 1x1 convolution parallel to a 3x3 one is the same as an addition to the centre of its kernel. So an adapter is a
+    matrix kept here while a task trains, the step computes with kernel + adapter, and merging adds it for good.
     """
 
     name = "ssre"
@@ -33,7 +33,7 @@ class RepresentationExpansion(Method):
 
     @dataclass(frozen=True)
     class Settings:
-        """Hyper-parameters of SSRE. The sources disagree; the defaults are those of the EFC paper where it has any."""
+        """Hyper-parameters of SSRE. The sources disagree; the defaults are those of the EFC paper if it has any."""
 
         distillation_weight: float = option(
             10.0,
@@ -47,15 +47,13 @@ class RepresentationExpansion(Method):
         selection: str = option(
             "soft",
             "How an image's similarity s to the nearest old class mean divides it between learning and distillation: "
-            "soft, 1 - s and s (SSRE's code), or hard, all to the one side or the other of threshold (SSRE's paper).",
+            "soft, 1 - s and s (SSRE's code), or hard, all to one or the other by threshold (SSRE's paper).",
             choices=("soft", "hard"),
         )
         threshold: float = option(
             0.8, "Similarity above which hard selection distils (SSRE's paper).", maximum=1, needs=("selection", "hard")
         )
-        detach: bool = option(
-            True, "Let no gradient through the similarities (PyCIL); SSRE's own code lets it through."
-        )
+        detach: bool = option(True, "Stop the gradient through the similarities (PyCIL); SSRE's own code does not.")
         folded: bool = option(
             True,
             "Fold BatchNorm into the convolutions after the first task, so that adapters act behind it (SSRE's code); "
@@ -82,8 +80,8 @@ class RepresentationExpansion(Method):
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, grow a head, freeze the backbone and put a zero adapter beside each 3x3."""
-        # The loss, which replaces kernels, runs layer by layer. So must the teacher: their distance begins at exactly
-        # zero, where the norm has no gradient, and rounding errors in its place would have one of full length.
+        # The loss, which replaces kernels, runs layer by layer. So must the teacher: their distance starts at exactly
+        # zero, where the norm has no gradient; with rounding errors instead, the gradient would have full length.
         fast.remove(self.network)
         self.keep_teacher()
         super().begin_task(task)
@@ -143,7 +141,7 @@ class RepresentationExpansion(Method):
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Merge the adapters (after the first task: fold BatchNorm), then store the new classes' means."""
-        fast.remove(self.network)  # the means are compared with features that are computed layer by layer
+        fast.remove(self.network)  # the means are compared with features computed layer by layer
         if task.index == 0 and self.settings.folded:
             fold_normalisation(self.network.backbone)
         self.merge()
@@ -153,7 +151,7 @@ class RepresentationExpansion(Method):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Add the adapters to the centres of their kernels and remove them; features stay what they are."""
+        """Add the adapters to the centres of their kernels and remove them; features do not change."""
         if self.adapters:
             for name, weight in adapted_kernels(self.network.backbone):
                 weight[:, :, 1, 1] += self.adapters[_key(name)]
@@ -166,7 +164,7 @@ class RepresentationExpansion(Method):
 
 
 class _Features(nn.Module):
-    """The network's features as a module's forward pass, which is what `functional_call` can replace weights in."""
+    """The network's features as a module's forward pass, so that `functional_call` can replace weights in it."""
 
     def __init__(self, network: IncrementalNetwork) -> None:
         super().__init__()
@@ -188,7 +186,7 @@ def adapted_kernels(backbone: ResNet) -> list[tuple[str, nn.Parameter]]:
 
 @torch.no_grad()
 def fold_normalisation(backbone: ResNet) -> None:
-    """Fold every BatchNorm (in eval mode) into the convolution before it; what is left of it only adds the bias.
+    """Fold every BatchNorm (in eval mode) into the convolution before it; the BatchNorm then only adds the bias.
 
     W' = W g / sqrt(v + e), b' = b - m g / sqrt(v + e). The layers stay, so that a state fits any network of this kind.
     """

@@ -1,4 +1,4 @@
-"""Models of one's own images: learned visit by visit, kept in a folder, used, exported and audited."""
+"""Models of a user's own images: learned task by task, stored in a folder, used, exported and audited."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The audit of a model: is all in its folder accounted for, does it store an image, what do its numbers betray?
+"""The audit of a model: is all in its folder explained, does it store an image, what do its numbers reveal?
 
-docs/audit.md says what that proves and what it does not.
+docs/audit.md says what this proves and what it does not prove.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from efcil.model.membership import Membership, membership
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of what the model has learned the images of an audit are; counts of images are None if unknown."""
+    """How much of what the model has learned is covered by an audit's images; counts of images are None if unknown."""
 
     classes: int
     of_classes: int
@@ -39,7 +39,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found. It has failed when something stored is unexplained or must be taken for an image."""
+    """What an audit found. It fails if something stored is unexplained or matches an image."""
 
     stored: list[contents.Stored]
     numbers_of_an_image: int
@@ -54,37 +54,37 @@ class Audit:
 
     @property
     def failed(self) -> bool:
-        """Whether the model stores an image, or something that nobody has explained."""
+        """Whether the model stores an image, or something unexplained."""
         return bool(self.reasons)
 
     @property
     def verdict(self) -> str:
-        """The outcome in a sentence or more."""
+        """The outcome in one or more sentences."""
         if self.failed:
             return "FAILED: " + " And ".join(self.reasons)
         if self.coverage.not_checked or self.coverage.partly_checked:
-            return "Passed for these images: none of them is stored. Others that the model learned from were not given."
+            return "Passed for these images: none of them is stored. The other training images were not given."
         return "Passed: no image is stored."
 
     @property
     def reasons(self) -> list[str]:
-        """Why it cannot pass, each with what to do."""
+        """Why it fails, each reason with what to do."""
         images, extras = [match.file for match in self.matches if match.found], self.extras
         unexplained, misfits = some(self.unaccounted, 20), "; ".join(self.misfits[:5])
         found = (
-            (images, f"the model stores what must be taken for an image: {some(images)}."),
-            (unexplained, f"nobody has said what {unexplained} is for. Its author can, where it is stored (`keep`)."),
+            (images, f"the model stores what matches an image: {some(images)}."),
+            (unexplained, f"{unexplained} has no known purpose. The method must declare one with `keep`."),
             (misfits, f"{misfits}. Restore the model from a copy, or train it again."),
-            (extras.files, f"files in the folder are no part of a model: {some(extras.files)}. Put them elsewhere."),
+            (extras.files, f"files in the folder are not part of a model: {some(extras.files)}. Move them elsewhere."),
             (
                 extras.parts,
-                f"its files hold what efcil does not write: {some(extras.parts)}. Load the model and save it again in "
-                "Python (IncrementalClassifier.load, save): that writes its own parts alone.",
+                f"its files contain what efcil does not write: {some(extras.parts)}. Load the model and save it again "
+                "in Python (IncrementalClassifier.load, save): that writes only the model's own parts.",
             ),
             (
                 extras.unfinished,
-                "a task is unfinished, whose state in partial/ was not looked at. Finish it with the `efcil learn` "
-                "command that began it, or delete partial/, and audit again.",
+                "a task is unfinished; its checkpoint in partial/ was not checked. Finish it with the `efcil learn` "
+                "command that started it, or delete partial/, and audit again.",
             ),
         )
         return [sentence for there, sentence in found if there]
@@ -95,15 +95,15 @@ class Audit:
 
 
 def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
-    """Audit a model folder with the images it was trained on and, where there are some, with images it was not."""
+    """Audit a model folder with the images it was trained on and, if there are any, with held-out images."""
     card, tensors = model_folder.read_raw(folder)
-    extras = contents.extras(folder, card)  # at once: somebody may put a new model in place meanwhile
+    extras = contents.extras(folder, card)  # first: another process may replace the model meanwhile
     paths, labels = class_folders(data)
     covered = _coverage(card, labels)
     if covered.classes == 0:
         raise InputError(
             f"{data} has images of {some(covered.not_known)}, which the model does not know; it knows "
-            f"{some(covered.not_checked)}. Give the images that it learned from, in folders named after its classes."
+            f"{some(covered.not_checked)}. Give its training images, in folders named after its classes."
         )
     training = Pictures(paths).pixels(card.image_size)
     other_paths, other_labels = class_folders(held_out or data, held_out=held_out is None)
@@ -139,7 +139,7 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
 
 
 def _coverage(card: Card, labels: Sequence[str]) -> Coverage:
-    """Return how much of what the model has learned images of these classes are."""
+    """Return how much of what the model has learned is covered by images of these classes."""
     given = Counter(labels)
     learned = {folder_label(str(each.label)): each.images for each in card.classes}
     found = {name: count for name, count in learned.items() if name in given}
@@ -156,12 +156,12 @@ def _coverage(card: Card, labels: Sequence[str]) -> Coverage:
 
 
 def _refuse_copies(training: np.ndarray, paths: Sequence[Path], others: np.ndarray, held_out: Sequence[Path]) -> None:
-    """Refuse held-out images that are training images: nobody could tell these from themselves."""
+    """Refuse held-out images that are also training images: no attack could separate these."""
     seen = {hashlib.sha256(image.tobytes()).digest(): path for image, path in zip(training, paths, strict=True)}
     for image, path in zip(others, held_out, strict=True):
         twin = seen.get(hashlib.sha256(image.tobytes()).digest())
-        if twin is not None and image.min() < image.max():  # blank ones are all the same
+        if twin is not None and image.min() < image.max():  # blank images are all the same
             raise InputError(
-                f"{path} is both among the training and the held-out images: it shows the same as {twin}. Give "
-                "held-out images (--held-out) that are no training images."
+                f"{path} is both a training and a held-out image: it shows the same as {twin}. Give "
+                "held-out images (--held-out) that are not training images."
             )

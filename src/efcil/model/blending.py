@@ -1,4 +1,4 @@
-"""More images of classes that a model knows already: their Gaussians are blended, and the heads fitted to them."""
+"""More images of known classes: blended into the Gaussians of their classes, to which the heads are then fitted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from efcil.model.in_memory import Model
 def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], stop: StopRequest | None = None) -> None:
     """Blend the new images into their classes' Gaussians, then fit the heads to the Gaussians of all classes.
 
-    The backbone stays as it is: nothing drifts, so no other class can be forgotten through it. A request to stop is
-    followed at any batch or epoch; the model is as it was then.
+    The backbone does not change: nothing drifts, so no other class can be forgotten through it. A request to stop takes
+    effect after any batch or epoch, and leaves the model unchanged.
     """
     card, method = model.card, model.twin()
     continues, way = checkpoint.digest(model.tensors()), made_with(model.execution, deterministic=False)
@@ -31,8 +31,8 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], sto
         able = [name for name, cls in methods.available().items() if cls.traits(cls.Settings()).learns_more]
         raise ModelError(
             f"{card.settings.method}, with its present settings, does not keep a mean and a covariance per class "
-            f"that more images could be blended into. Methods that do ({', '.join(able)}) can learn more of them; "
-            "with this one, begin a new model with all images."
+            f"that more images could be blended into. Use a method that does ({', '.join(able)}), or train a new "
+            "model with all images."
         )
     place = {label: number for number, label in enumerate(card.labels)}
     numbers = np.array([place[label] for label in labels], np.int64)
@@ -61,7 +61,7 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], sto
 
 def _refit_heads(model: Model, method: Method, stop: StopRequest | None) -> None:
     """Train all heads on samples of the classes' Gaussians."""
-    # Equally many of each: how many images a class has had says nothing about how often it will be met.
+    # Equally many of each: the number of training images of a class does not say how frequent the class is in use.
     card, statistics = model.card, method.memory.statistics()
 
     def generator(epoch: int) -> torch.Generator:
@@ -75,5 +75,5 @@ def _refit_heads(model: Model, method: Method, stop: StopRequest | None) -> None
 def _stop_if_asked(stop: StopRequest | None) -> None:
     if stop is not None and stop.requested:
         raise Interrupted(
-            "Stopped. The model is as it was, without these images. Give the same command again to blend them in."
+            "Stopped. The model is unchanged, without these images. Run the same command again to blend them in."
         )

@@ -1,4 +1,4 @@
-"""What a model is, beside its numbers: classes, visits, network, method and recipes, as plain JSON and back.
+"""What a model is, besides its tensors: classes, visits, network, method and recipes, to and from plain JSON.
 
 Reading trusts nothing: every name, type and size is checked, because a model folder may come from anywhere.
 """
@@ -28,14 +28,14 @@ from efcil.resolution.identity import recipe_as_implied
 from efcil.settings import Recipe, TrainingSettings, completed, method_settings
 from efcil.settings.options import build
 
-#: Version of what a card says. Raised when a reader of the version before would misunderstand it.
+#: Version of the card format. Increased when a reader of the previous version would misunderstand it.
 FORMAT = 2
-#: Facts of an experiment that its model carries, so that an interrupted run can be resumed from it.
+#: Facts of an experiment that are stored in its model, so that an interrupted run can resume from it.
 EXPERIMENT = (
     "identity", "data", "own_method", "completed", "agnostic", "aware", "task_sizes", "class_order", "first_task",
     "seconds", "commits", "made_with", "metrics",
 )  # fmt: skip
-#: What decides the bits of a result, as a visit records it.
+#: What determines the bits of a result, as a visit records it.
 MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "threads", "method")
 LARGEST_IMAGE = 4096
 LONGEST_NAME = 80
@@ -53,12 +53,12 @@ def training_settings(settings: TrainingSettings) -> TrainingSettings:
 
 
 class ModelError(EfcilError):
-    """A model folder that is missing, damaged or of another version, or a request that the model cannot follow."""
+    """A model folder that is missing, damaged or of another version, or a request that the model cannot fulfil."""
 
 
 @dataclass(frozen=True)
 class LearnedClass:
-    """One class: its label, the task it came with (from 0), how many images it was learned from, and when."""
+    """One class: its label, its task (from 0), how many images it was learned from, and when."""
 
     label: Hashable
     task: int
@@ -74,7 +74,7 @@ class Visit:
     classes: int
     images: int
     date: str
-    #: Versions, device, precision, threads it was computed with; more than one where it was resumed with others.
+    #: Versions, device, precision, threads it was computed with; more than one entry if it was resumed with others.
     made_with: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -82,8 +82,8 @@ class Visit:
 class Card:
     """Everything about a model that is not a tensor.
 
-    `continues` is the SHA-256 of the tensors that the last visit began with. `experiment` is what an experiment needs
-    to resume; a model of one's own has none.
+    `continues` is the SHA-256 of the tensors that the last visit started from. `experiment` is what an experiment needs
+    to resume; a user's own model has none.
     """
 
     settings: TrainingSettings
@@ -107,7 +107,7 @@ class Card:
 
     @property
     def task_sizes(self) -> list[int]:
-        """How many classes every task brought."""
+        """How many classes every task added."""
         return [visit.classes for visit in self.visits if visit.kind == "task"]
 
     def to_json(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Card:
 
 
 def made_with(execution: Execution, deterministic: bool) -> dict[str, Any]:
-    """Return what decides the bits of what is learned now, as a visit records it."""
+    """Return what determines the bits of what is learned now, as a visit records it."""
     return versions() | hardware.describe(execution, deterministic) | hardware.threads(execution)
 
 
@@ -160,7 +160,7 @@ def encode_label(label: Hashable) -> Any:
     if isinstance(label, bytes):
         return {"bytes": label.hex()}
     raise ModelError(
-        f"The label {label!r} cannot be saved: a {type(label).__name__} has no form in a model folder. Use text, "
+        f"The label {label!r} cannot be saved: a model folder cannot store a {type(label).__name__}. Use text, "
         "numbers, true, false, None, bytes, or tuples of these as labels."
     )
 
@@ -174,7 +174,7 @@ def decode_label(value: Any) -> Hashable:
             return tuple(decode_label(part) for part in value["tuple"])
         if isinstance(value.get("bytes"), str):
             return bytes.fromhex(value["bytes"])
-    raise ModelError(f"{value!r} is no label")
+    raise ModelError(f"{value!r} is not a label")
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def read_card(facts: Any) -> Card:
         raise ModelError("it does not describe a model")
     version = facts.get("format")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ModelError("it does not say which format it has")
+        raise ModelError("it does not name its format")
     if version > FORMAT:
         raise ModelError(
             f"its format is {version}, and efcil {efcil.__version__} reads formats up to {FORMAT}: it was written by a "
@@ -266,7 +266,7 @@ def _with_version(visits: list[Visit], facts: Mapping[str, Any]) -> tuple[Visit,
 def _read_made_with(value: Mapping[str, Any]) -> dict[str, Any]:
     for name, part in value.items():
         if name not in MADE_WITH or not isinstance(part, str | bool | int) or len(str(part)) > LONGEST_NAME:
-            raise ValueError(f"a visit was made with {name!r}, which is no version, device or precision")
+            raise ValueError(f"a visit was made with {name!r}, which is not a version, device or precision")
     return dict(value)
 
 
@@ -274,7 +274,7 @@ def _read_experiment(value: Any) -> Mapping[str, Any] | None:
     if value is None:
         return None
     if set(_mapping(value)) != set(EXPERIMENT):
-        raise ValueError("its facts of an experiment are not those that experiments have")
+        raise ValueError("its facts of an experiment have unknown or missing names")
     sizes = [whole(size, 1, MOST_CLASSES) for size in _list(value["task_sizes"])]
     order = [whole(original, 0, MOST_CLASSES) for original in _list(value["class_order"])]
     if sorted(order) != list(range(sum(sizes))):
@@ -283,7 +283,7 @@ def _read_experiment(value: Any) -> Mapping[str, Any] | None:
         rows = [_list(row) for row in _list(value[name])]
         measured = [cell for row in rows for cell in row if cell is not None]
         if [len(row) for row in rows] != [len(sizes)] * len(sizes) or not all(0 <= cell <= 100 for cell in measured):
-            raise ValueError("its accuracies are no percentages of its tasks")
+            raise ValueError("its accuracies are not percentages for its tasks")
     whole(value["completed"], 1, len(sizes))
     if len(_list(value["made_with"])) != len(sizes):
         raise ValueError("it does not say how its tasks were computed")
@@ -303,7 +303,7 @@ def _digest(value: Any) -> str | None:
 
 
 def check_consistency(card: Card) -> None:
-    """Raise a ModelError where parts of a card contradict each other."""
+    """Raise a ModelError if parts of a card contradict each other."""
     fits = sum(card.task_sizes) == len(card.classes)
     if not fits or [each.task for each in card.classes] != [t for t, n in enumerate(card.task_sizes) for _ in range(n)]:
         raise ModelError("its classes and its tasks do not fit together")
@@ -333,7 +333,7 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def whole(value: Any, least: int, most: int) -> int:
-    """Return a value that must be a whole number in a range; anything else is a ValueError."""
+    """Return a value that must be a whole number in a range; anything else raises a ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"a whole number from {least} to {most} is expected, not {value!r}")
     return value

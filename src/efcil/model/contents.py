@@ -1,7 +1,7 @@
-"""What a model folder holds, held against what efcil writes there: every file, field and tensor; the rest is named.
+"""Compare a model folder with what efcil writes there: every file, field and tensor; report everything else.
 
-An image needs no tensor of its own to be kept: any file, text or number too many could hold it. So files are known by
-name, fields of the card by name and length, tensors by name, purpose, type, shape and what their numbers can be.
+An image can be hidden without a tensor of its own: any extra file, text or number could contain it. So files are known
+by name, fields of the card by name and length, tensors by name, purpose, type, shape and possible values.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from efcil.model import purposes
 from efcil.model.card import FORMAT, Card, ModelError
 from efcil.settings import STAGES, Recipe, options
 
-#: Characters beyond which a text or number is no name, version, date or setting. No folder's name is longer.
+#: Most characters of a name, version, date or setting. No folder's name is longer.
 LONGEST = 255
-#: Fields that may be made of parts, whose length is that of all parts together.
+#: Fields that may consist of parts; their length is that of all parts together.
 _MADE_OF_PARTS = re.compile(r"\.(label|overrides\..*)")
-#: Numbers from which on a row may hold an image, the share of them that must be pixels, and how many different ones.
+#: Least numbers in a row that may hold an image, the share of them that must be pixels, and how many different ones.
 _FEWEST_PIXELS, _SHARE_OF_PIXELS, _FEWEST_VALUES = 64, 0.25, 8
-#: How far a covariance may be from a symmetric matrix without negative eigenvalues, in parts of its largest number.
+#: How far a covariance may be from symmetric without negative eigenvalues, relative to its largest number.
 _ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What a model folder holds beside the model: files by their path in it, parts of its files in words."""
+    """What a model folder contains besides the model: files by their path in it, parts of its files as text."""
 
     files: list[str]
     parts: list[str]
@@ -62,7 +62,7 @@ class Stored:
 
 
 def extras(folder: Path, card: Card) -> Extras:
-    """Return what a model folder holds that is no part of the model, but for its tensors."""
+    """Return what a model folder contains that is not part of the model, tensors excepted."""
     stem, tensors = model_folder.STEM, model_folder.tensor_file(folder)
     own, partial = {f"{stem}.json", tensors.name}, folder / model_folder.PARTIAL
     unfinished = checkpoint.exists(partial)
@@ -73,10 +73,10 @@ def extras(folder: Path, card: Card) -> Extras:
 
 
 def _other_files(folder: Path, own: set[str]) -> Iterator[str]:
-    """Yield all files and links below a folder but a model's own and its lock."""
+    """Yield all files and links below a folder except a model's own and its lock."""
 
     def refuse(error: OSError) -> None:
-        raise ModelError(f"{error.filename} cannot be read ({error.strerror}), so nobody knows what is in it.")
+        raise ModelError(f"{error.filename} cannot be read ({error.strerror}), so its contents are unknown.")
 
     for place, folders, names in os.walk(folder, onerror=refuse):
         links = [name for name in folders if (Path(place) / name).is_symlink()]  # not walked into
@@ -87,7 +87,7 @@ def _other_files(folder: Path, own: set[str]) -> Iterator[str]:
 
 
 def _of_description(file: Path, card: Card) -> Iterator[str]:
-    """Yield what a description says that is no part of a card, or longer than that part can be."""
+    """Yield what a description contains that is not part of a card, or is too long for its field."""
     text = file.read_text(encoding="utf-8")
     described = json.loads(text)
     if described["facts"]["format"] < FORMAT:
@@ -99,7 +99,7 @@ def _of_description(file: Path, card: Card) -> Iterator[str]:
     }
     yield from (f"{file.name}: {place[: 2 * LONGEST]}" for place in _strange(described, known, ""))
     if text != json.dumps(described, indent=1) + "\n":
-        yield f"{file.name}: more text than its fields make"
+        yield f"{file.name}: more text than its fields need"
 
 
 def _as_written(card: Card, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _as_written(card: Card, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _strange(found: Any, known: Any, place: str) -> Iterator[str]:
-    """Yield fields that are not known, values of which the reader makes others, and what is too long for a name."""
+    """Yield unknown fields, values that change when they are read and written again, and text too long for a name."""
     whole = _MADE_OF_PARTS.search(place)
     if isinstance(found, dict) and isinstance(known, dict) and not whole:
         for name, value in found.items():
@@ -127,14 +127,14 @@ def _strange(found: Any, known: Any, place: str) -> Iterator[str]:
 
 
 def _of_tensor_file(file: Path) -> Iterator[str]:
-    """Yield what the header of a safetensors file has beside names, types, shapes and places of tensors."""
+    """Yield what the header of a safetensors file has besides names, types, shapes and offsets of tensors."""
     with open(file, "rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
     yield from (f"{file.name}: metadata {name[:LONGEST]!r}" for name in header.get("__metadata__") or ())
-    # Written without spaces and filled up to a multiple of eight bytes.
+    # Written without spaces and padded to a multiple of eight bytes.
     if length - len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()) >= 8:
-        yield f"{file.name}: more text in its header than its fields make"
+        yield f"{file.name}: more text in its header than its fields need"
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def inventory(card: Card, tensors: Mapping[str, Tensor]) -> list[Stored]:
     groups: dict[purposes.Purpose | None, list[str]] = {}
     for name in tensors:
         groups.setdefault(purposes.purpose_of(name, known), []).append(name)
-    unknown = purposes.Purpose("", "unexplained", "unknown", "Unknown: nobody has said what these tensors are.")
+    unknown = purposes.Purpose("", "unexplained", "unknown", "Unknown: the purpose of these tensors is not declared.")
     rows = []
     for purpose in (*known, None):
         if purpose in groups:
@@ -165,12 +165,12 @@ def purposes_of(card: Card) -> tuple[purposes.Purpose, ...]:
 
 
 def misfits(card: Card, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return tensors that cannot be what their names say, and why: name -> a sentence without its full stop."""
+    """Return tensors that cannot be what their names say, and why: name -> a sentence without full stop."""
     return dict([*_pixels(tensors), *_too_large(card, tensors), *model_folder.misfits(card, tensors).items()])
 
 
 def false_covariances(method: Method) -> list[str]:
-    """Say which class covariances of a loaded method are none; an image in the place of one would not be symmetric."""
+    """Return which class covariances of a loaded method are invalid; an image stored as one would not be symmetric."""
     statistics = method.statistics()
     if statistics is None or statistics.covariances is None:
         return []
@@ -181,15 +181,15 @@ def false_covariances(method: Method) -> list[str]:
         skewed = float((matrix - matrix.T).abs().max()) > tolerance
         raised = matrix + tolerance * torch.eye(len(matrix), dtype=matrix.dtype)
         if tolerance > 0 and (skewed or int(torch.linalg.cholesky_ex(raised).info) != 0):
-            found.append(f"class covariance {number} is none: it is not symmetric, or has negative variances")
+            found.append(f"class covariance {number} is invalid: it is not symmetric, or has negative variances")
     return found
 
 
 def _too_large(card: Card, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield tensors that have grown beyond what the classes need: one row per class where the method begins with none.
+    """Yield tensors larger than the classes need: one row per class if the method starts with none.
 
-    A list that the method begins with none in has an entry per task at most: rows for its classes in up to four
-    rotations, or a matrix between features.
+    A list that is empty at first has at most one entry per task: rows for its classes in up to four rotations, or a
+    matrix between features.
     """
     method, classes = model_folder.skeleton(card), len(card.classes)
     expected, widest = method.state_dict(), max(4 * classes, method.network.feature_size)
@@ -200,11 +200,11 @@ def _too_large(card: Card, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str,
             template, fits = expected[name].shape, True
             limits = [want or (max(template) if place else classes) for place, want in enumerate(template)]
         if not fits or len(shape) > len(limits) or any(map(int.__gt__, shape, limits)):
-            yield name, f"the tensor {name!r} has shape {shape} where {classes} classes need at most {tuple(limits)}"
+            yield name, f"the tensor {name!r} has shape {shape}, but {classes} classes need at most {tuple(limits)}"
 
 
 def _pixels(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield tensors with a row of numbers that pixels have: whole from 2 to 255, or 255ths. Training gives others."""
+    """Yield tensors with a row of numbers typical of pixels: whole from 2 to 255, or 255ths. Trained values differ."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.numel() < _FEWEST_PIXELS:
             continue
@@ -216,4 +216,4 @@ def _pixels(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
             for row in enough.nonzero().flatten().tolist():
                 pixels = values[row][whole[row]].round()
                 if len(pixels.unique()) >= _FEWEST_VALUES:
-                    yield name, f"row {row} of the tensor {name!r} holds {len(pixels)} numbers that only pixels are"
+                    yield name, f"row {row} of the tensor {name!r} has {len(pixels)} numbers that look like pixels"

@@ -36,7 +36,7 @@ Runner = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Exported(nn.Module):
-    """What is exported: pixels in, scores and probabilities out."""
+    """The exported module: pixels in, scores and probabilities out."""
 
     scale: Tensor
     shift: Tensor
@@ -57,12 +57,12 @@ class Exported(nn.Module):
 
 
 def export(model: Model, kind: str, file: Path) -> float:
-    """Write the model to a file and compare what it says with the original; return the largest difference."""
+    """Write the model to a file and compare its scores with the original's; return the largest difference."""
     if model.execution.device.type != "cpu" or model.execution.half:
         raise SettingsError("Models are exported on the CPU in single precision. Load the model with device='cpu'.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        # In memory first: torch ends the process, or says nothing that helps, where a disk is full or read-only.
+        # In memory first: if a disk is full or read-only, torch ends the process or raises an unclear error.
         content, run = _MAKERS[kind](model)
         difference = _compare(model, run, kind)
         write_atomically(file, content)
@@ -86,7 +86,7 @@ def describe(model: Model) -> str:
 
 
 def _compare(model: Model, run: Runner, kind: str) -> float:
-    """Ask both for the same images: noise, and smooth ones, which excite a network in other places."""
+    """Score the same images with both: noise, and smooth images, which activate other parts of a network."""
     size, draw = model.card.image_size, np.random.default_rng(0)
     noise = draw.integers(0, 256, (CHECKED_IMAGES, size, size, 3), np.uint8)
     corners = draw.integers(0, 256, (CHECKED_IMAGES, 2, 2, 3)).astype(np.float64)
@@ -94,15 +94,15 @@ def _compare(model: Model, run: Runner, kind: str) -> float:
     mix = np.stack([1 - steps, steps], axis=1)
     smooth = np.einsum("ya,xb,nabc->nyxc", mix, mix, corners).astype(np.uint8)
     largest = 0.0
-    # Three images at the end, because a batch of another size than the example's must work too.
+    # Three images at the end, because other batch sizes than the example's must work too.
     for images in (noise, smooth, noise[:3]):
         expected, (scores, chances) = model.scores(images), run(images)
         largest = max(largest, float(np.abs(scores - expected).max() / max(1.0, np.abs(expected).max())))
         largest = max(largest, float(np.abs(chances - probabilities(expected)).max()))
         if largest > TOLERANCE or not np.array_equal(scores.argmax(axis=1), expected.argmax(axis=1)):
             raise ModelError(
-                f"The exported {kind} model does not say what the original says (they differ by {largest:.1e}, at most "
-                f"{TOLERANCE:g} is allowed, or in the class). Nothing has been written; please report this."
+                f"The exported {kind} model differs from the original (scores by {largest:.1e}, at most "
+                f"{TOLERANCE:g} is allowed, or the class). Nothing has been written; please report this."
             )
     return largest
 
@@ -111,16 +111,16 @@ def _compare(model: Model, run: Runner, kind: str) -> float:
 
 
 def _program(model: Model) -> torch.export.ExportedProgram:
-    """Trace the model twice: what the first trace shows to be unused, such as class statistics, is left out."""
+    """Trace the model twice: what the first trace does not use, such as class statistics, is left out."""
     size = model.card.image_size
     example = torch.zeros(4, size, size, 3, dtype=torch.uint8)
     shapes = {"images": {0: torch.export.Dim("batch", min=1)}}
     module = Exported(model).eval()
     with torch.no_grad():
-        module(example)  # some methods build their classifier when they are first asked
+        module(example)  # some methods build their classifier at the first call
         try:
             first = torch.export.export(module, (example,), dynamic_shapes=shapes)
-        except Exception as error:  # torch has many ways to say that it cannot follow a function
+        except Exception as error:  # torch raises many kinds of errors if it cannot trace a function
             raise ModelError(
                 f"Method {model.card.settings.method} cannot be exported: its scores do not come from one fixed "
                 f"computation ({type(error).__name__}). Use the model folder itself."
@@ -181,7 +181,7 @@ _MAKERS: dict[str, Callable[[Model], tuple[bytes, Runner]]] = {"onnx": _make_onn
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporters' progress and advice, which is for their developers, from the user."""
+    """Hide the exporters' progress and advice, which is meant for developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export")]
     levels = [logger.level for logger in loggers]
     try:

@@ -1,11 +1,11 @@
-"""The model folder: a card as JSON and tensors as safetensors, checked before anything is made of them.
+"""The model folder: a card as JSON and tensors as safetensors, checked before they are used.
 
     <folder>/
       model.json                  the card (see card.py), a checksum, and name, size and SHA-256 of the tensor file
       model-<digest>.safetensors  the method's state: network and statistics
-      partial/                    only while a task is unfinished: its state in the middle (see engine/checkpoint.py)
+      partial/                    only while a task is unfinished: its checkpoint (see engine/checkpoint.py)
 
-docs/model-folder.md describes every field. Nothing in it is ever executed, and nothing is half-loaded: a folder gives
+docs/model-folder.md describes every field. Nothing in it is ever executed, and nothing is half-loaded: reading gives
 the model that was saved, or a ModelError that says what is wrong.
 """
 
@@ -38,7 +38,7 @@ _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch
 
 
 def exists(folder: Path) -> bool:
-    """Say whether a folder holds a model, damaged or not."""
+    """Return whether a folder holds a model, damaged or not."""
     return checkpoint.exists(folder, STEM)
 
 
@@ -46,10 +46,10 @@ def refuse_run(folder: Path) -> None:
     """Refuse to write to the folder of an experiment, or to its model where it lies: it can be taught as a copy."""
     place = folder.resolve()
     if _is_run(place):
-        raise ModelError(f"{folder} is the folder of an experiment, which stays as it is. Choose another folder.")
+        raise ModelError(f"{folder} is the folder of an experiment, which must not change. Choose another folder.")
     if place.name == "model" and _is_run(place.parent):
         raise ModelError(
-            f"{folder} is the model of an experiment, which stays as it is. Copy it elsewhere, and teach the copy."
+            f"{folder} is the model of an experiment, which must not change. Copy it elsewhere, and teach the copy."
         )
 
 
@@ -64,7 +64,7 @@ def tensor_file(folder: Path) -> Path:
 
 
 def write(folder: Path, card: Card, tensors: Mapping[str, Tensor]) -> None:
-    """Save a model in place of the one that may be there; whoever is killed meanwhile leaves one of the two."""
+    """Save a model, replacing an earlier one; a crash leaves the old one or the new one."""
     checkpoint.write(folder, tensors, card.to_json(), STEM)
 
 
@@ -74,12 +74,12 @@ def read(folder: Path) -> tuple[Card, Method]:
 
 
 def read_raw(folder: Path) -> tuple[Card, dict[str, Tensor]]:
-    """Return card and tensors of a model folder, whatever the tensors are called."""
+    """Return card and tensors of a model folder, whatever the names of the tensors."""
     return _undisturbed(folder, _read_raw)
 
 
 def misfits(card: Card, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return tensors that are not as the card's method has them, and why: name -> a sentence without its full stop."""
+    """Return tensors that do not fit the card's method, and why: name -> a sentence without full stop."""
     found = {
         name: (_DTYPES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape)) for name, tensor in tensors.items()
     }
@@ -87,7 +87,7 @@ def misfits(card: Card, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _undisturbed(folder: Path, function: Callable[[Path], Found]) -> Found:
-    """Read a folder, and again where somebody has put a new model in place meanwhile and removed the old tensors."""
+    """Read a folder; read it again if another process has replaced the model meanwhile and removed the old tensors."""
     while True:
         before = _stamps(folder)
         try:
@@ -127,7 +127,7 @@ def _read_raw(folder: Path) -> tuple[Card, dict[str, Tensor]]:
 
 
 def blueprint(card: Card, execution: Execution = _ON_CPU) -> Blueprint:
-    """Return what the method of a card is built from."""
+    """Return the blueprint of a card's method."""
     assert card.resolved.network is not None
     method = methods.get(card.settings.method)
     return Blueprint(method, card.resolved.method, card.resolved.network, card.settings.seed, execution)
@@ -139,7 +139,7 @@ def skeleton(card: Card) -> Method:
 
 
 def restore(card: Card, method: Method, tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors into a skeleton, and try it: tensors of the right names and shapes may still make no classifier."""
+    """Load tensors into a skeleton and try it: the right names and shapes do not guarantee a working classifier."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ModelError(f"the tensor {name!r} holds values that are not finite")
@@ -148,7 +148,7 @@ def restore(card: Card, method: Method, tensors: Mapping[str, Tensor]) -> None:
         method.eval()
         scores = method.scores(torch.zeros(1, 3, card.image_size, card.image_size))
         statistics = method.statistics()
-    except Exception as error:  # tensors from anywhere can make a method raise anything
+    except Exception as error:  # with tensors from anywhere, a method can raise any error
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"its tensors do not fit its method ({type(error).__name__}: {reason})") from None
     if scores.shape != (1, len(card.classes)):
@@ -161,13 +161,13 @@ def _describe(folder: Path) -> tuple[checkpoint.Description, Card]:
     if not exists(folder):
         if checkpoint.exists(folder / PARTIAL):
             raise ModelError(
-                f"{folder} has not finished its first task. Give the `efcil learn` command that began it again."
+                f"{folder} has not finished its first task. Repeat the `efcil learn` command that started it."
             )
         if exists(folder / "model"):
             raise ModelError(f"{folder} is the folder of a run. Its model is {folder / 'model'}.")
         if checkpoint.exists(folder):
             raise ModelError(f"{folder} was written by an experiment of an earlier version of efcil; use that version.")
-        raise ModelError(f"{folder} is no model folder: it has no {STEM}.json. `efcil learn` makes one.")
+        raise ModelError(f"{folder} is not a model folder: it has no {STEM}.json. `efcil learn` creates one.")
     try:
         described = checkpoint.describe(folder, STEM)
         return described, read_card(described.facts)
@@ -176,12 +176,12 @@ def _describe(folder: Path) -> tuple[checkpoint.Description, Card]:
 
 
 def _check_header(file: Path, card: Card, method: Method) -> None:
-    """Compare names, types and shapes of the stored tensors with what the method has, before any of them is read."""
+    """Compare names, types and shapes of the stored tensors with the method's, before any of them is read."""
     try:
         with safe_open(file, framework="pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
             found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
-    except Exception as error:  # the library's own error, OSError, and whatever else a header can cause
+    except Exception as error:  # the library's own error, OSError, and any other that a bad header can cause
         raise Damaged(file, f"its header cannot be read: {error}") from None
     for _, reason in _compared(found, card, method):
         raise ModelError(reason)
@@ -190,7 +190,7 @@ def _check_header(file: Path, card: Card, method: Method) -> None:
 def _compared(
     found: Mapping[str, tuple[str, tuple[int, ...]]], card: Card, method: Method
 ) -> Iterator[tuple[str, str]]:
-    """Yield the tensors that are missing, unknown, or of another type or shape than the method's, and what is wrong."""
+    """Yield the tensors that are missing, unknown, or of a wrong type or shape, and what is wrong."""
     expected = method.state_dict()
     found = renamed(found, expected)
     for name in expected:
@@ -199,19 +199,19 @@ def _compared(
     for name, (dtype, shape) in found.items():
         wanted = expected.get(name)
         if wanted is None and not _belongs_to_a_list(method, name):
-            yield name, f"it holds a tensor {name!r} that {card.settings.method} does not have"
+            yield name, f"it has a tensor {name!r} that {card.settings.method} does not have"
         if wanted is not None and (_DTYPES.get(wanted.dtype) != dtype or not _fits(shape, tuple(wanted.shape))):
-            yield name, f"the tensor {name!r} is {dtype} of shape {shape} where {_words(wanted)} is expected"
+            yield name, f"the tensor {name!r} is {dtype} of shape {shape}, but {_words(wanted)} is expected"
 
 
 def _fits(shape: tuple[int, ...], template: tuple[int, ...]) -> bool:
-    """Say whether a shape is the template's; where that has a zero, the method grows and any number will do."""
+    """Return whether a shape fits the template; where the template has a zero, the method grows and any size fits."""
     same_rank = len(shape) == len(template)
     return same_rank and all(want in (0, have) for have, want in zip(shape, template, strict=True))
 
 
 def _belongs_to_a_list(method: Method, name: str) -> bool:
-    """Say whether `name` is an entry of one of the method's own lists of parameters, which grow with its tasks."""
+    """Return whether `name` is an entry of one of the method's own lists of parameters, which grow with its tasks."""
     owner, _, last = name.rpartition(".")
     own = isinstance(getattr(method, owner, None), nn.ParameterList) if owner.isidentifier() else False
     return own and last.isdecimal() and len(last) < 7

@@ -1,4 +1,4 @@
-"""Images and labels of every kind that people have them in, as uint8 arrays of one size.
+"""Images and labels in every supported form, as uint8 arrays of one size.
 
 Images may be one uint8 array (N x H x W x C, or N x H x W for grey), one uint8 tensor (N x C x H x W), a folder, a
 torch dataset, or a sequence of files, PIL images, arrays (H x W x C or H x W) and tensors (C x H x W).
@@ -34,7 +34,7 @@ from efcil.data.sources.listing import files_below, images_below, images_of_clas
 from efcil.errors import DataError, some
 
 _HELD_OUT_NAMES = ("test", "val")
-#: What file managers leave behind, in lower case; hidden files are left out anyway.
+#: Files that file managers create, in lower case; hidden files are skipped anyway.
 _LEFT_BEHIND = ("thumbs.db", "desktop.ini")
 
 
@@ -43,7 +43,7 @@ class InputError(DataError, ValueError):
 
 
 def model_fit(size: int) -> Fit:
-    """Return how files and PIL images become what a model sees: turned upright, their centred square resized."""
+    """Return how files and PIL images become model input: turned upright, their centred square resized."""
     return Fit(size, resize=True, orient=True)
 
 
@@ -57,9 +57,9 @@ class Pictures:
         return len(self.items)
 
     def natural_size(self) -> int:
-        """Return the side to bring the images to where none is asked for.
+        """Return the side to resize the images to if none is asked for.
 
-        Arrays that are square already keep their size, up to 224. Otherwise it is the usual side of the images.
+        Arrays that are already square keep their size, up to 224. Otherwise it is the usual side of the images.
         """
         step = max(1, len(self) // SAMPLED_SIDES)
         sides = [pair for index in range(0, len(self), step) if (pair := _sides(self.items[index])) is not None]
@@ -86,7 +86,7 @@ class Pictures:
 
 
 def gather(images: Any) -> Pictures:
-    """Return images whose labels, if they have any, do not matter; a folder gives everything below it."""
+    """Return images without their labels; a folder gives all images below it."""
     if isinstance(images, str | os.PathLike):
         path = Path(images).expanduser()
         if not path.exists():
@@ -98,19 +98,19 @@ def gather(images: Any) -> Pictures:
 
 
 def gather_labelled(images: Any, labels: Any = None) -> tuple[Pictures, list[Hashable]]:
-    """Return images and their labels, which folders (by the names of their class folders) and datasets bring along."""
+    """Return images and their labels; folders (by their class folders) and datasets have labels of their own."""
     if isinstance(images, str | os.PathLike):
         _refuse_labels(labels, "a folder's class folders name its labels")
         paths, names = class_folders(Path(images).expanduser())
         return Pictures(paths), list(names)
     if isinstance(images, Dataset):
-        _refuse_labels(labels, "the dataset brings its own")
+        _refuse_labels(labels, "the dataset has its own")
         pairs = _list_of(images)
         if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-            raise InputError("The dataset must give (image, label) pairs, but some of its items are none.")
+            raise InputError("The dataset must give (image, label) pairs, but some of its items are not pairs.")
         return Pictures(_some([pair[0] for pair in pairs])), plain_labels([pair[1] for pair in pairs])
     if labels is None:
-        raise InputError("These images come without labels, and the classifier requires y to be passed: give labels.")
+        raise InputError("These images have no labels, and the classifier requires y to be passed: give labels.")
     found, plain = Pictures(_some(_array_or_list(images))), plain_labels(labels)
     if len(found) != len(plain):
         raise InputError(
@@ -123,8 +123,8 @@ def gather_labelled(images: Any, labels: Any = None) -> tuple[Pictures, list[Has
 def class_folders(folder: Path, held_out: bool = False) -> tuple[list[Path], list[str]]:
     """Return the images of a folder with one sub-folder per class, and the class of each.
 
-    A train/ that has folders, beside a test/ or val/, holds the class folders; so does one that is alone and has no
-    images of its own. `held_out` asks for those of test/ or val/ instead; there may be none.
+    The class folders are in train/ if it has folders and is next to a test/ or val/, or if it is the only folder and
+    has no images directly in it. `held_out` returns those of test/ or val/ instead; there may be none.
     """
     root = _class_roots(folder)[held_out]
     if root is None:
@@ -136,35 +136,35 @@ def class_folders(folder: Path, held_out: bool = False) -> tuple[list[Path], lis
         paths += found
         labels += [folder_label(child.name)] * len(found)
     if not paths:
-        raise InputError(f"{root} has no sub-folder with images. Put the images of every class into one of its own.")
+        raise InputError(f"{root} has no sub-folder with images. Put the images of each class into a sub-folder.")
     return paths, labels
 
 
 def folder_label(name: str) -> str:
-    """Return the label that a folder's name stands for: some systems write an umlaut as two characters (NFC, NFD)."""
+    """Return the label for a folder's name, normalised: some systems write an umlaut as two characters (NFC, NFD)."""
     return unicodedata.normalize("NFC", name)
 
 
 def ignored_files(folder: Path) -> tuple[list[Path], int]:
-    """Return what `class_folders` passes over: files of unknown type, and the number of images beside class folders."""
+    """Return what `class_folders` skips: files of unknown type, and the number of images outside class folders."""
     root, _ = _class_roots(folder)
     others = [file for child in visible_folders(root) for file in unknown_files(files_below(child))]
     return others, sum(len(_images_in(place)) for place in {folder, root})
 
 
 def left_out_folders(folder: Path) -> tuple[Path, list[str]]:
-    """Return the folder that `class_folders` finds classes in, and the names of those beside it that it passes over."""
+    """Return the folder in which `class_folders` finds classes, and the names of the folders next to it, skipped."""
     root, _ = _class_roots(folder)
     return root, [child.name for child in visible_folders(folder) if folder != root != child]
 
 
 def unknown_files(files: Iterable[Path]) -> list[Path]:
-    """Return the files that are no images by their names, without those that file managers leave behind."""
+    """Return the files that are not images by their names, without those that file managers create."""
     return [file for file in files if not is_image(file) and file.name.lower() not in _LEFT_BEHIND]
 
 
 def ignored_line(files: Sequence[Path]) -> str:
-    """Return a sentence on files that were ignored: how many, and of which types, most frequent first."""
+    """Return a sentence about ignored files: how many, and of which types, most frequent first."""
     kinds = Counter(file.suffix.lower() or "no suffix" for file in files)
     plural = "s" if len(files) > 1 else ""
     return (
@@ -178,21 +178,21 @@ def _class_roots(folder: Path) -> tuple[Path, Path | None]:
         raise InputError(f"{folder} is not a folder. Give one that has a sub-folder with images for every class.")
     names, train = [child.name for child in visible_folders(folder)], folder / "train"
     beside = next((folder / name for name in _HELD_OUT_NAMES if name in names), None)
-    # A class may be called train, too: it has images of its own.
+    # A class may be called train, too: it has images directly in its folder.
     alone = names == ["train"] and not _images_in(train)
     split = alone or ("train" in names and beside is not None and bool(visible_folders(train)))
     return (train, beside) if split else (folder, None)
 
 
 def _images_in(folder: Path) -> list[Path]:
-    """Return the images that lie directly in a folder."""
+    """Return the images directly in a folder."""
     return [child for child in folder.iterdir() if is_image(child) and child.is_file() and child.name[0] != "."]
 
 
 def plain_labels(labels: Any) -> list[Hashable]:
     """Return labels as plain Python values: numpy and torch scalars become numbers, text or booleans."""
     if isinstance(labels, np.ndarray | torch.Tensor) and labels.ndim != 1:
-        raise InputError(f"Labels must be one per image, but theirs is an array of shape {tuple(labels.shape)}.")
+        raise InputError(f"Give one label per image; the labels are an array of shape {tuple(labels.shape)}.")
     if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
         raise InputError(f"Labels must be a sequence with one label per image, not {labels!r}.")
     return [_plain_label(label) for label in labels]
@@ -207,7 +207,7 @@ def _plain_label(label: Any) -> Hashable:
         hash(label)
     except TypeError:
         raise InputError(
-            f"The label {label!r} is not hashable, so classes cannot be told apart by it. Use text, numbers or tuples."
+            f"The label {label!r} is not hashable, so it cannot name a class. Use text, numbers or tuples."
         ) from None
     return label
 
@@ -225,8 +225,8 @@ def _array_or_list(images: Any) -> Any:
     if isinstance(images, np.ndarray) and images.dtype != object:
         if images.ndim == 3 and images.shape[2] in (3, 4) and images.shape[1] >= 16:
             raise InputError(
-                f"An array of shape {images.shape} looks like a single image in colour, where several are expected. "
-                "Give image[None]; grey images of that width, as N x H x W x 1."
+                f"An array of shape {images.shape} looks like a single image in colour, but several are expected. "
+                "Give image[None]; for grey images of that width, give N x H x W x 1."
             )
         shaped = images.ndim in (3, 4) and (images.ndim == 3 or images.shape[3] in (1, 3, 4))
         if not shaped or 0 in images.shape[1:]:
@@ -237,7 +237,7 @@ def _array_or_list(images: Any) -> Any:
         _refuse_other_types(images.dtype)
         return images
     if isinstance(images, Image.Image):
-        raise InputError("A single image was given where several are expected. Put it into a list: [image].")
+        raise InputError("A single image was given, but several are expected. Put it into a list: [image].")
     if not isinstance(images, Iterable):
         raise InputError(f"Images cannot be read from a {type(images).__name__}. Give an array, a list or a folder.")
     return [Path(item).expanduser() if isinstance(item, str | os.PathLike) else item for item in images]
@@ -263,7 +263,7 @@ def _refuse_labels(labels: Any, reason: str) -> None:
 def _refuse_other_types(kind: np.dtype[Any]) -> None:
     if kind != np.uint8:
         raise InputError(
-            f"Pixels must be whole numbers from 0 to 255 (uint8), but these are {kind}, whose range is not known. "
+            f"Pixels must be whole numbers from 0 to 255 (uint8), but these are {kind}, and their range is unknown. "
             "Scale them to 0..255 and convert: images.astype(numpy.uint8)."
         )
 
@@ -273,7 +273,7 @@ def _sides(item: Any) -> tuple[int, int] | None:
         try:
             side = short_side(Encoded(item, str(item)))
         except DataError:
-            return None  # decoding will name it, together with all others that are broken
+            return None  # decoding will report it, together with all other broken files
         return side, side
     if isinstance(item, Image.Image):
         return item.size
@@ -303,15 +303,15 @@ def _array(item: Any) -> np.ndarray:
     if not shaped or array.size == 0:
         shape = f" of shape {array.shape}" if isinstance(array, np.ndarray) else ""
         raise InputError(
-            f"A {type(item).__name__}{shape} is no image. Images are files, PIL images, arrays H x W x C or H x W, or "
-            "tensors C x H x W."
+            f"A {type(item).__name__}{shape} is not an image. Images are files, PIL images, arrays H x W x C or H x W, "
+            "or tensors C x H x W."
         )
     _refuse_other_types(array.dtype)
     return array
 
 
 def sorted_classes(labels: Sequence[Hashable]) -> list[Hashable]:
-    """Return the distinct labels, sorted where they can be, else in the order in which they first occur."""
+    """Return the distinct labels, sorted if possible, else in order of first occurrence."""
     distinct = list(dict.fromkeys(labels))
     try:
         return sorted(distinct)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""A model in memory: its card, its method, and the machine it works on."""
+"""A model in memory: its card, its method, and the device it runs on."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from efcil.settings import TrainingSettings
 
 PIECE_BYTES = 1 << 24
 LARGEST_PIECE = 128
-#: Settings that are decided with the first task.
+#: Settings that are fixed by the first task.
 _FIXED = ("method", "preset", "seed", "network", "augmentation", "image_size")
 
 
 class Model:
-    """A classifier of images that can learn more classes. `learn` in learning.py is what teaches it."""
+    """A classifier of images that can learn more classes. `learn` in learning.py teaches it."""
 
     def __init__(self, card: Card, method: Method | None = None, device: str = "auto") -> None:
         self.card = card
@@ -55,8 +55,8 @@ class Model:
         settings = checked(settings)
         if methods.get(settings.method).traits(resolve(settings).method).images == "all":
             raise SettingsError(
-                f"Method {settings.method} learns all classes at once and keeps their images, so it cannot learn visit "
-                "by visit. Choose another one; see `efcil methods`."
+                f"Method {settings.method} learns all classes together and keeps their images, so it cannot learn task "
+                "by task. Choose another one; see `efcil methods`."
             )
         if image_size > LARGEST_IMAGE:
             raise SettingsError(f"Images of {image_size} pixels are too large; the limit is {LARGEST_IMAGE}.")
@@ -75,15 +75,15 @@ class Model:
         place = Path(folder).expanduser()
         card, method = model_folder.read(place)
         if changed := _other_versions(card):
-            warnings.warn(f"{place} was last taught with {changed}.", stacklevel=2)
+            warnings.warn(f"{place} was last trained with {changed}.", stacklevel=2)
         return cls(card, method, device)
 
     def save(self, folder: Path | str, *, overwrite: bool = False) -> None:
-        """Write the model to a folder, in place of an earlier state of it; of another model only with `overwrite`."""
+        """Write the model to a folder in place of an earlier state of it, or, with `overwrite`, of another model."""
         place = Path(folder).expanduser()
         model_folder.refuse_run(place)
         try:
-            # Two that save at the same time would remove each other's tensors.
+            # Two processes that save at the same time would remove each other's tensors.
             with locked(place / ".lock"):
                 if not overwrite:
                     self._refuse_another(place)
@@ -93,11 +93,11 @@ class Model:
             raise ModelError(f"{place} cannot be written ({error.strerror or error}). Choose another folder.") from None
 
     def _refuse_another(self, folder: Path) -> None:
-        """Refuse a folder whose model this one has not come from, or with a task that was interrupted."""
+        """Refuse a folder with an interrupted task, or with a model that is not an earlier state of this one."""
         if checkpoint.exists(folder / model_folder.PARTIAL):
             raise ModelError(
-                f"{folder} has a task that was interrupted, which saving would lose. Finish it with the `efcil learn` "
-                "command that began it, choose another folder, or save with overwrite=True."
+                f"{folder} has an interrupted task, which saving would lose. Finish it with the `efcil learn` "
+                "command that started it, choose another folder, or save with overwrite=True."
             )
         if not model_folder.exists(folder):
             return
@@ -110,18 +110,18 @@ class Model:
         same = (there.visits, there.labels) == (mine.visits[: len(there.visits)], mine.labels[: len(there.labels)])
         if not same or begun[0] != begun[1]:
             raise ModelError(
-                f"{folder} holds another model, which this one did not begin as. Choose another folder, or save with "
+                f"{folder} holds another model, not an earlier state of this one. Choose another folder, or save with "
                 "overwrite=True."
             )
 
     def adopt(self, method: Method) -> None:
-        """Make `method` the one that the model uses, on the model's device."""
+        """Let the model use `method`, on the model's device."""
         self.method = self.blueprint.place(method)
         self._answer = None
 
     @property
     def blueprint(self) -> Blueprint:
-        """What the model's method is built from."""
+        """The blueprint of the model's method."""
         return model_folder.blueprint(self.card, self.execution)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -130,13 +130,13 @@ class Model:
 
     @property
     def ready(self) -> Method:
-        """The method, once there is one."""
+        """The method; raises an error before the first task."""
         if self.method is None:
-            raise ModelError("The model has not learned any class yet. Let it learn some first.")
+            raise ModelError("The model has not learned any class yet. Teach it some first.")
         return self.method
 
     def change(self, settings: TrainingSettings) -> None:
-        """Follow other settings from the next task on; what the first task has decided cannot change."""
+        """Use other settings from the next task on; those fixed by the first task cannot change."""
         present = self.card.settings
         methods.get(settings.method)
         for name in _FIXED:
@@ -148,17 +148,17 @@ class Model:
             }.get(name, before)
             if wanted not in (before, settled):
                 raise ModelError(
-                    f"This model was begun with {name} = {settled}, which cannot become {wanted} any more. Leave it as "
-                    "it is, or begin a new model."
+                    f"This model was created with {name} = {settled}, which cannot change to {wanted}. Leave it as "
+                    "it is, or start a new model."
                 )
         settings = checked(settings)
         refuse_unused([settings], [name for name, _ in settings.overrides.items() - present.overrides.items()])
         if split_overrides(settings)[0] != split_overrides(present)[0]:
             raise ModelError(
-                f"The settings of the method ({present.method}) are decided with the first task and cannot change. "
-                "Leave them as they are, or begin a new model."
+                f"The settings of the method ({present.method}) are fixed by the first task and cannot change. "
+                "Leave them as they are, or start a new model."
             )
-        # Only what differs is changed: a preset that has become another one since must not change an old model.
+        # Only what differs is changed: a preset whose recipe has changed since must not change an old model.
         before, after = (resolve(each, self.card.image_size).later for each in (present, settings))
         changed = {
             field.name: getattr(after, field.name)
@@ -181,7 +181,7 @@ class Model:
     # -- for learning ---------------------------------------------------------------------------------------------
 
     def task_images(self, pixels: np.ndarray, numbers: np.ndarray, name: str) -> TaskImages:
-        """Return images to learn from, on the model's device; `numbers` are the places of their classes."""
+        """Return images to learn from, on the model's device; `numbers` are the indices of their classes."""
         assert self.card.resolved.augmentation is not None
         return TaskImages(
             pixels,
@@ -195,19 +195,19 @@ class Model:
         )
 
     def settle(self) -> None:
-        """Wait for the device: learning has a CUDA stream of its own, which must not meet work that is under way."""
+        """Wait for the device: learning has its own CUDA stream, which must not overlap unfinished work."""
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize(self.execution.device)
 
     def twin(self) -> Method:
-        """Return the method as it would come from the model's folder, so that going on from memory is the same."""
+        """Return the method as if loaded from the model's folder, so that continuing from memory gives the same."""
         return self.blueprint.load({name: value.detach().clone() for name, value in self.tensors().items()})
 
     # -- use -----------------------------------------------------------------------------------------------------
 
     @property
     def piece(self) -> int:
-        """How many images are scored at once; a function of their size alone, so that scores do not vary."""
+        """How many images are scored per batch; it depends only on their size, so that scores do not vary."""
         return max(1, min(LARGEST_PIECE, PIECE_BYTES // (12 * self.card.image_size**2)))
 
     @torch.no_grad()
@@ -218,7 +218,7 @@ class Model:
         return self.by_pieces(pixels, self._answer)
 
     def by_pieces(self, pixels: np.ndarray, function: Callable[[Tensor], Tensor]) -> np.ndarray:
-        """Return what a function of network input says of uint8 images, asked piece by piece."""
+        """Apply a function of network input to uint8 images, batch by batch."""
         results = []
         for start in range(0, len(pixels), self.piece):
             part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + self.piece]))
@@ -229,7 +229,7 @@ class Model:
     # -- copies --------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle needs: the same as a model folder holds."""
+        """What a copy or a pickle needs: the contents of a model folder."""
         tensors = None if self.method is None else {name: value.cpu() for name, value in self.tensors().items()}
         return {"card": self.card, "tensors": tensors, "device": self._device}
 
@@ -242,7 +242,7 @@ class Model:
 
 
 def _other_versions(card: Card) -> str:
-    """Name the versions that a model was last taught with, where they are others than those of this process."""
+    """Name the versions that a model was last trained with, if they differ from those of this process."""
     before, now = card.last_made_with, versions()
     changed = [
         f"{name} {before[name]} (this is {now[name]})" for name in now if before.get(name, now[name]) != now[name]
@@ -251,10 +251,10 @@ def _other_versions(card: Card) -> str:
 
 
 def checked(settings: TrainingSettings) -> TrainingSettings:
-    """Check every name in the settings; return them with the types of the overrides settled."""
+    """Check every name in the settings; return them with the overrides converted to their types."""
     if settings.classifier == classifiers.ALL:
         raise SettingsError(
-            "A model tells classes apart in one way; all of them are compared in experiments (`efcil run`). Choose one "
+            "A model has one classifier; only experiments (`efcil run`) compare all of them. Choose one "
             "classifier, or auto."
         )
     return validate_training(settings)

@@ -1,4 +1,4 @@
-"""Teaching a model: a task of new classes, taken up where it was interrupted, or more images of known classes."""
+"""Teaching a model: a task of new classes, resumed if it was interrupted, or more images of known classes."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from efcil.network.resnet import backbone_bytes
 
 @dataclass(frozen=True)
 class Keep:
-    """Where the middle of a task is saved: after every so many steps, every five minutes, and when asked to stop."""
+    """Where checkpoints of a task are saved: after every so many steps, every five minutes, and when asked to stop."""
 
     folder: Path
     stop: StopRequest
     steps: int | None = None
     say: Callable[[str], None] = print
-    discard: bool = False  # throw away what is there, once all that was asked for has been accepted
+    discard: bool = False  # discard the unfinished task, once the request has been accepted
 
 
 def learn(
@@ -61,24 +61,24 @@ def learn(
 ) -> None:
     """Teach the model the classes of these images as its next task, or, with `more`, improve those it knows.
 
-    The model changes only when everything has succeeded. With `keep`, an interrupted task goes on where it was when
-    the same images are given again.
+    The model changes only when everything has succeeded. With `keep`, an interrupted task is resumed when the same
+    images are given again.
     """
     if methods.get(model.card.settings.method).traits(model.card.resolved.method).images == "all":
-        raise ModelError(f"Method {model.card.settings.method} does not learn visit by visit. Begin another model.")
+        raise ModelError(f"Method {model.card.settings.method} does not learn task by task. Start another model.")
     given = sorted_classes(labels)
     present = set(model.card.labels)
     known, new = [label for label in given if label in present], [label for label in given if label not in present]
     if more and keep is not None and not keep.discard and checkpoint.exists(keep.folder):
         raise ModelError(
-            "The model is in the middle of learning new classes. Give the command that was interrupted again to "
-            "resume, or add --discard to throw the unfinished task away."
+            "The model has an unfinished task of new classes. Repeat the interrupted command to "
+            "resume it, or add --discard to discard it."
         )
     if known and new:
         raise ModelError(
             f"The model knows {some(known)} already, but does not know {some(new)}. Put known and new classes into two "
-            "folders, and learn from each in turn: from that of known classes with more=True (--more on the command "
-            "line), from that of new classes without."
+            "folders, and learn them one after the other: known classes with more=True (--more on the command line), "
+            "new classes without."
         )
     if more:
         _refuse_unknown(new)
@@ -88,7 +88,7 @@ def learn(
             "known classes, say so: more=True in Python, --more on the command line."
         )
     elif len(labels) < 2:
-        raise InputError("A task of 1 image (n_samples = 1) cannot be learned from. Give at least two.")
+        raise InputError("A task of 1 image (n_samples = 1) cannot be learned. Give at least two.")
     _warn_of_unsaveable(given)
     model.settle()
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
@@ -100,7 +100,7 @@ def learn(
 
 
 def refuse_lookalikes(model: Model, labels: Sequence[Hashable]) -> None:
-    """Refuse names of folders that differ from a known class by nothing that anybody would call a difference."""
+    """Refuse names of folders that differ from a known class only in case or outer spaces."""
     present, known = set(model.card.labels), {_plain(label): label for label in model.card.labels}
     for label in dict.fromkeys(labels):
         twin = known.get(_plain(label))
@@ -108,14 +108,14 @@ def refuse_lookalikes(model: Model, labels: Sequence[Hashable]) -> None:
             continue
         if not isinstance(twin, str):
             raise ModelError(
-                f"The model's label {twin!r} is no text but of type {type(twin).__name__}, and names of folders are "
-                "text. Such a model is taught from Python, where labels of any kind can be given: "
+                f"The model's label {twin!r} is not text but of type {type(twin).__name__}, and names of folders are "
+                "text. Teach such a model from Python, where labels can have any type: "
                 "IncrementalClassifier.load, then partial_fit."
             )
         raise ModelError(
             f"The class {str(label)!r} is new, but differs from {str(twin)!r}, which the model "
             "knows, only in upper and lower case or in outer spaces. If it is the same class, rename its folder "
-            "and add --more; if it is another one, give it a name that tells them apart."
+            "and add --more; if it is another one, give it a clearly different name."
         )
 
 
@@ -124,13 +124,13 @@ def _plain(label: Hashable) -> str:
 
 
 def needed_bytes(model: Model) -> int:
-    """Return about how much disk the next task needs: model and middle of the task, old and new ones side by side."""
+    """Return about how many bytes the next task needs: model and checkpoint, old and new ones together."""
     assert model.card.resolved.network is not None
     kept = (
         0 if model.method is None else sum(value.numel() * value.element_size() for value in model.tensors().values())
     )
     size = max(kept, backbone_bytes(model.card.resolved.network))
-    # In the middle of a task there are the optimiser's two moments too.
+    # A checkpoint also has the optimiser's two moments.
     return 2 * (size + 3 * size) + (4 << 20)
 
 
@@ -160,8 +160,8 @@ def unfinished_task(folder: Path) -> Unfinished | None:
         raise
     except (EfcilError, KeyError, TypeError) as error:
         raise ModelError(
-            f"The unfinished task in {partial} cannot be resumed ({reason(error)}), and the settings that it was "
-            "begun with are not known any more. Give them again with --discard to begin it anew."
+            f"The unfinished task in {partial} cannot be resumed ({reason(error)}), and the settings that it "
+            "started with are lost. Give them again with --discard to start it over."
         ) from None
 
 
@@ -174,12 +174,12 @@ def refuse_lost(folder: Path) -> None:
     except EfcilError:
         begun = None
     later = begun is not None and begun.card.visits
-    # What is killed while it saves its first task leaves tensors, too; going on makes them again.
+    # A process killed while it saves its first task leaves tensors, too; resuming writes them again.
     parts = [file.name for file in checkpoint.orphans(folder, STEM) if begun is None or later] + [PARTIAL] * bool(later)
     if parts:
         raise ModelError(
-            f"{folder} has parts of a model ({', '.join(parts)}), but no {STEM}.json to say what they are. Restore "
-            f"{STEM}.json from a copy, or choose another folder; if nobody needs these parts, remove them."
+            f"{folder} has parts of a model ({', '.join(parts)}), but no {STEM}.json that describes them. Restore "
+            f"{STEM}.json from a copy, or choose another folder; if these parts are not needed, remove them."
         )
 
 
@@ -224,7 +224,7 @@ def _learn_task(
 
 
 class _Origin:
-    """What a task of a model belongs to: the model it began from, its classes and images, and how it is computed."""
+    """What identifies a task: the model it started from, its classes and images, and how it is computed."""
 
     def __init__(
         self, model: Model, new: list[Hashable], pixels: np.ndarray, labels: Sequence[Hashable], keep: Keep | None
@@ -248,15 +248,15 @@ class _Origin:
         self.task = json.loads(json.dumps(task))  # as it will be read back: tuples are lists by then
 
     def journal(self, keep: Keep) -> Journal:
-        """Return where the middle of the task is saved, and how it is resumed."""
-        same = "the same command again, without --discard," if keep.discard else "the same command again"
+        """Return where checkpoints within the task are saved, and how the task resumes from them."""
+        same = "the same command again, without --discard" if keep.discard else "the same command again"
         if keep.discard:
             checkpoint.remove(keep.folder)
 
         def stopped(position: Position) -> Interrupted:
             return Interrupted(
                 f"Stopped in epoch {position.epoch + 1}, after step {position.step}; that state is saved in "
-                f"{keep.folder}. Give {same} to resume."
+                f"{keep.folder}. To resume, run {same}."
             )
 
         return Journal(
@@ -275,21 +275,21 @@ class _Origin:
         """Say whether a saved checkpoint is of this very task; one of another task is not thrown away."""
         task = facts["task"] | {"card": _as_written_now(facts["task"]["card"])}
         if task["card"]["visits"] != self.task["card"]["visits"]:
-            return False  # that task was finished, and the process killed just before it could remove this
+            return False  # that task was finished, but the process was killed before it could remove the checkpoint
         if task != self.task:
             raise ModelError(self._other(task))
         before, now = facts["made_with"][-1], self.made_with[-1]
-        # Another number of threads changes the last bits alone, and costs no work.
+        # Another number of threads changes only the last bits; no work is lost.
         changed = changed_computing(*({**each, "threads": None} for each in (before, now)))
         if changed:
-            self.say(f"The task was under way with {changed}; it starts over.")
+            self.say(f"The task was started with {changed}; it starts over.")
         return not changed
 
     def _resumed(self, facts: Mapping[str, Any]) -> None:
         earlier = [each for each in facts["made_with"] if each != self.made_with[-1]]
         if earlier:
             threads = (earlier[-1].get("threads"), self.made_with[-1].get("threads"))
-            self.say(f"The task began with {threads[0]} threads, and is resumed with {threads[1]}.")
+            self.say(f"The task was started with {threads[0]} threads and is resumed with {threads[1]}.")
         self.made_with = [*earlier, *self.made_with]
 
     def _other(self, task: dict[str, Any]) -> str:
@@ -297,14 +297,14 @@ class _Origin:
         if task["classes"] != self.task["classes"]:
             different = "other classes"
         elif task["continues"] != self.task["continues"]:
-            different = "another model to begin from"
+            different = "another model to start from"
         elif task["card"] == self.task["card"]:
             different = "other images"
-        else:  # of another size, all images are others
+        else:  # with another size, all images differ
             different = "other settings" + _differences(task["card"], self.task["card"])
         return (
-            f"The model is in the middle of learning {names}, and this command has {different}. Give the command that "
-            "was interrupted again to resume, or add --discard to throw the unfinished task away."
+            f"The model has an unfinished task that learns {names}, but this command has {different}. Repeat the "
+            "interrupted command to resume the task, or add --discard to discard it."
         )
 
 
@@ -317,7 +317,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _plain_settings(card: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a written card, with what has become of those that were left open."""
+    """Return the settings of a written card, with the values chosen for those that were left open."""
     settings = {name: value for name, value in card["settings"].items() if name != "overrides"}
     settled = {name: card["resolved"][name] for name in ("network", "augmentation")}
     return settings | settled | {"image_size": card["image_size"]} | card["settings"]["overrides"]
@@ -333,17 +333,17 @@ def _as_written_now(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warn_of_unsaveable(labels: list[Hashable]) -> None:
-    """Say of labels that work in memory alone that they do, before time is spent on learning them."""
+    """Warn, before learning, about labels that cannot be saved."""
     try:
         for label in labels:
             encode_label(label)
     except ModelError as error:
-        warnings.warn(f"{error} As it is, the model works in memory only.", stacklevel=4)
+        warnings.warn(f"{error} The model works in memory, but cannot be saved.", stacklevel=4)
 
 
 def _refuse_unknown(labels: list[Hashable]) -> None:
     if labels:
         raise ModelError(
-            f"The model does not know {some(labels)}, so there cannot be more images of it. Learn new classes first, "
+            f"The model does not know {some(labels)}, so it cannot learn more images of it. Learn new classes first, "
             "without more=True (--more)."
         )

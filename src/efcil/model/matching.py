@@ -1,9 +1,10 @@
-"""Whether a stored tensor is an image or nearly one: every stored row, read as an image, against all training images.
+"""Compare every stored row of numbers, read as an image, with all training images: is it one, or nearly one?
 
 A row is read as the largest square that fits into it, from its first number on: in grey, and in colour with channels
-first and last. Both sides are made grey and small, so that size, sharpness, noise and colour do not matter, and are
-compared by their correlation, which no shift or scale of the values can hide. Short rows and simple patterns resemble
-some image by chance. So a row counts only if it is much closer to a training image than to all of them upside down.
+first and last. Rows and images are made grey and small, so that size, sharpness, noise and colour do not matter, and
+are compared by correlation, which does not depend on shift or scale of the values. Short rows and simple patterns
+resemble some image by chance. So a row counts only if it is much closer to a training image than to all of them upside
+down.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-#: Sides of the smallest square that a row is read as, and of the images that are compared.
+#: Side of the smallest square that a row is read as, and of the small images that are compared.
 SMALLEST_SIDE, THUMBNAIL = 8, 16
-#: A row is an image when their correlation is at least MATCH and the row is CLOSER times as far from the best image
-#: upside down; or when they are the same but for rounding, since some images look the same upside down.
+#: A row is an image if their correlation is at least MATCH and the row is CLOSER times as far from the best image
+#: upside down. It is also an image if they are equal up to rounding, since some images look the same upside down.
 MATCH, CLOSER, SAME = 0.9, 4.0, 0.9999
 _NUMBERS_TOGETHER = 1 << 24
 
 
 @dataclass(frozen=True)
 class Match:
-    """A tensor's most telling row: the side of the square it was read as, and the training image closest to it."""
+    """The row of a tensor that is closest to an image, the side of the square it was read as, and that image."""
 
     tensor: str
     row: int
@@ -81,7 +82,7 @@ def _readings(tensor: Tensor, size: int) -> Iterator[Tensor]:
 
 
 def _thumbnails(pixels: np.ndarray, side: int) -> Tensor:
-    """Return images small and grey, and their mirror images after them, as standardised rows."""
+    """Return images small and grey, followed by their mirror images, as standardised rows."""
     pieces = torch.from_numpy(np.ascontiguousarray(pixels)).split(max(1, _NUMBERS_TOGETHER // pixels[0].size))
     small = torch.cat([_resized(piece.float().mean(dim=3), side) for piece in pieces])
     return _standardised(torch.cat([small, small.flip(2)]))
@@ -101,7 +102,7 @@ def _closest(squares: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
 
 def _standardised(squares: Tensor) -> Tensor:
     """Return squares as rows of mean 0 and length 1; those without variation become zero."""
-    rows = squares.flatten(1).double()  # weights that are nearly equal would not add up to nothing otherwise
+    rows = squares.flatten(1).double()  # in single precision, nearly equal weights would not cancel out
     centred = rows - rows.mean(dim=1, keepdim=True)
     length = centred.norm(dim=1, keepdim=True)
     return torch.where(length > 1e-6 * rows.norm(dim=1, keepdim=True), centred / length, 0.0).float()

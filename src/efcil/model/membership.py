@@ -1,4 +1,4 @@
-"""How well training images can be told from others by what a model stores: membership inference, as a ROC AUC."""
+"""Membership inference: how well what a model stores separates training images from others, as a ROC AUC."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sklearn.metrics import roc_auc_score
 from efcil.core import classifiers
 from efcil.model.in_memory import Model, probabilities
 
-#: Shrinkage of the class covariances; small, because an attacker wants the training images' own directions.
+#: Shrinkage of the class covariances; small, because an attack needs the training images' own directions.
 SHRINKAGE = 0.01
 _TWO_SIDED_95 = 1.959964
 
 
 @dataclass(frozen=True)
 class Membership:
-    """One attack: how it scores an image, its AUC (0.5: it can tell nothing) and the 95 % confidence interval."""
+    """One attack: how it scores an image, its AUC (0.5 is chance) and the 95 % confidence interval."""
 
     attack: str
     auc: float
@@ -53,7 +53,7 @@ def interval(auc: float, count: int) -> tuple[float, float]:
     """Return a 95 % confidence interval of an AUC from samples of which the smaller has `count` images.
 
     The variance of an AUC is at most AUC (1 - AUC) / count, whatever the distributions, which is that of a proportion;
-    so Wilson's interval for a proportion applies, and is on the safe side. It also has a width where the AUC is 1.
+    so Wilson's interval for a proportion applies, and is conservative. It has a width even if the AUC is 1.
     """
     square = _TWO_SIDED_95**2 / count
     centre = (auc + square / 2) / (1 + square)

@@ -1,4 +1,4 @@
-"""Predicting files: any number of them, in little memory, with broken ones named and left out."""
+"""Predicting files: any number of them, in little memory; broken ones are reported and skipped."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Prediction:
 
 
 def image_files(names: Iterable[str], stdin: IO[str], ignored: set[Path] | None = None) -> Iterator[str]:
-    """Return the files that names stand for: images, folders of images, patterns, and `-` for a list on `stdin`.
+    """Return the files for a list of names: images, folders of images, patterns, and `-` for a list on `stdin`.
 
-    All names are looked at right away, so that a wrong one is told before anything is predicted; the list is read
-    while it is used, and may name folders too. Files in folders that are no images are added to `ignored`.
+    All names are checked first, so that a wrong one is reported before anything is predicted. The list on `stdin` is
+    read line by line, and may name folders too. Files in folders that are not images are added to `ignored`.
     """
     passed_over = set() if ignored is None else ignored
     parts: list[Iterable[str]] = []
@@ -72,14 +72,14 @@ def _matching(pattern: str, ignored: set[Path]) -> list[str]:
     files = [file for match in matches for file in (_inside(match, ignored) if os.path.isdir(match) else [match])]
     if not files:
         raise InputError(f"{pattern} matches only folders that hold no image.")
-    # A pattern may match a folder and what is in it.
+    # A pattern may match a folder and also its files.
     return list({os.path.normpath(file): file for file in files}.values())
 
 
 def predict_files(model: Model, paths: Iterable[str], top: int) -> Iterator[Prediction]:
-    """Yield a prediction for every file, in order; at no time are more than two pieces of them in memory.
+    """Yield a prediction for every file, in order; at most two batches are in memory at a time.
 
-    While one piece is scored, the next one is decoded in threads.
+    While one batch is scored, the next one is decoded in threads.
     """
     labels, remaining = model.card.labels, iter(paths)
     fit = model_fit(model.card.image_size)

@@ -1,7 +1,7 @@
 """What every stored tensor is for, and what could be learned from it about the training images.
 
-Methods say it of what they store, where they store it (`keep`); here it is said of the network. A tensor that nobody
-has explained fails the audit.
+Methods declare it for what they store (`keep`); this module declares it for the network. A tensor without a declared
+purpose fails the audit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PURPOSES = (
         r"network\.backbone\..+\.(weight|bias)",
         "backbone weights",
         "turn an image into features",
-        _WEIGHTS + "they can betray whether an image was among the training images (membership inference).",
+        _WEIGHTS + "they can reveal whether an image was among the training images (membership inference).",
     ),
     Purpose(
         r"network\.backbone\..+\.running_(mean|var)",
@@ -44,12 +44,12 @@ PURPOSES = (
 
 
 def including(declared: Mapping[str, Purpose]) -> tuple[Purpose, ...]:
-    """Return the list with what a method declares (`Method.purposes`) behind it."""
+    """Return the list, followed by what a method declares (`Method.purposes`)."""
     return (*PURPOSES, *declared.values())
 
 
 def purpose_of(name: str, known: Sequence[Purpose] = PURPOSES) -> Purpose | None:
-    """Return the purpose of the tensor called `name`, None for a name that nobody has explained."""
+    """Return the purpose of the tensor called `name`, None if none is declared."""
     return next((purpose for purpose in known if re.fullmatch(purpose.pattern, name)), None)
 
 

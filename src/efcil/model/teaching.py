@@ -1,4 +1,4 @@
-"""Teaching the model of a folder: locked while it learns, resumed where it was interrupted, saved at the end."""
+"""Teaching the model of a folder: locked while it learns, resumed if it was interrupted, saved at the end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from efcil.model.in_memory import Model
 from efcil.model.learning import Keep, learn, needed_bytes, refuse_lookalikes, refuse_lost, unfinished_task
 from efcil.settings import TrainingSettings
 
-#: More images are blended in at once or not at all: there is no middle to save.
-_STOPPING_MORE = "Stopping; the model stays as it was"
-_STOPPED_MORE = "Interrupted. The model is as it was, without these images."
+#: More images are blended in completely or not at all: there is no checkpoint in between.
+_STOPPING_MORE = "Stopping; the model stays unchanged"
+_STOPPED_MORE = "Interrupted. The model is unchanged, without these images."
 
 
 def teach(
@@ -39,9 +39,9 @@ def teach(
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
-    A folder without a model gets `model`, or a new one. `wanted` is given the settings that the model has, or that an
-    interrupted task began with, and returns those to learn with. An interrupted task is resumed when the same images
-    are given again; `discard` throws it away.
+    A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
+    interrupted task started with, and returns those to learn with. An interrupted task is resumed when the same images
+    are given again; `discard` discards it.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
@@ -70,7 +70,7 @@ def _opened(
     device: str,
     discard: bool,
 ) -> Model:
-    """Return the model to teach: that of the folder, the given one, or a new one, with the settings that are wanted."""
+    """Return the model to teach: that of the folder, the given one, or a new one, with the wanted settings."""
     begun = None if discard else unfinished_task(folder)
     if model_folder.exists(folder):
         found = Model.load(folder, device)
@@ -81,7 +81,7 @@ def _opened(
         if begun is not None and begun.led_to(model.card):
             begun = None
         if begun is None and not discard:
-            # A process that finished its task was killed before it could do this, or all of it.
+            # A process that finished its task may have been killed before it could remove this.
             checkpoint.remove(folder / model_folder.PARTIAL)
     elif model is None:
         settings = wanted(TrainingSettings(classifier="auto") if begun is None else begun.card.settings)
@@ -89,9 +89,9 @@ def _opened(
         return Model.create(settings, settings.image_size or natural)
     if begun is not None and begun.card.visits != model.card.visits:
         raise ModelError(
-            f"The unfinished task in {folder / model_folder.PARTIAL} ({some(begun.classes)}) was begun from another "
-            "model, or from another state of this one. Put that one back to finish it, or throw the unfinished task "
-            "away: with --discard, or by removing that folder."
+            f"The unfinished task in {folder / model_folder.PARTIAL} ({some(begun.classes)}) was started from another "
+            "model, or from another state of this one. Put that one back to finish it, or discard the unfinished task: "
+            "with --discard, or by removing that folder."
         )
     if not model_folder.exists(folder):
         # A task that is interrupted can be resumed only if what it begins from is there.
@@ -110,7 +110,7 @@ def _same(first: Model, second: Model) -> bool:
 
 @contextlib.contextmanager
 def _made_for_use(folder: Path) -> Iterator[None]:
-    """Make the folder of a model, and remove it again where nothing has been put into it."""
+    """Create the folder of a model, and remove it again if it stays empty."""
     new = not folder.exists()
     refuse_unwritable(folder, 0)
     try:
@@ -126,15 +126,15 @@ def _computed_otherwise(model: Model) -> Iterator[str]:
     before, now = model.card.last_made_with, made_with(model.execution, deterministic=False)
     known = {name: value for name, value in now.items() if name in before and name not in versions()}
     if changed := changed_computing({name: before[name] for name in known}, known):
-        yield f"The model was last taught in another way: {changed}."
+        yield f"The model was last trained differently: {changed}."
 
 
 def _beside(folder: Path, model: Model) -> Iterator[str]:
-    """Say what lies in the folder of a new model and is no part of it."""
+    """Say what is in the folder of a new model but not part of it."""
     own = {".lock", model_folder.PARTIAL, *(file.name for file in checkpoint.orphans(folder, model_folder.STEM))}
     others = sorted(path.name for path in folder.iterdir() if path.name not in own)
     if others and not model.card.visits:
         yield (
-            f"{folder} also holds {some(others)}. `efcil audit` fails on what is no part of a model; a model is better "
-            "off in a folder of its own."
+            f"{folder} also holds {some(others)}. `efcil audit` fails if there are files that are not part of the "
+            "model; give the model its own folder."
         )

@@ -35,7 +35,7 @@ class IncrementalNetwork(nn.Module):
 
     @property
     def feature_size(self) -> int:
-        """Number of features the backbone gives per image."""
+        """Number of features per image."""
         return self.backbone.feature_size
 
     @property
@@ -96,7 +96,7 @@ def fresh_network(name: str, seed: int, device: torch.device) -> IncrementalNetw
 
 
 def trained_network(name: str, seed: int, device: torch.device, tensors: Mapping[str, Tensor]) -> IncrementalNetwork:
-    """Return the network of a first task, whether it was trained just now or long ago."""
+    """Return the network of a first task, trained now or loaded."""
     network = fresh_network(name, seed, device)
     heads = sorted((n for n in tensors if n.startswith("heads.")), key=lambda n: int(n.split(".")[1]))
     network.grow_to([tensors[head].shape[0] for head in heads])

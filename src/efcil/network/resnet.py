@@ -15,19 +15,19 @@ from efcil.errors import unknown
 class BatchNorm(nn.BatchNorm2d):
     """BatchNorm that can be trained with a single value per channel, which PyTorch's refuses.
 
-    That is what the last batch of an epoch may come to, where it holds one image and the map is one pixel. As in the
-    fused network, the value is then its own mean.
+    The last batch of an epoch may be like that: one image, whose map is one pixel. As in the fused network, the value
+    is then its own mean.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (batch, channels, h, w), by the batch's statistics in training mode and the running ones else."""
+        """Normalise (batch, channels, h, w), by the batch's statistics in training mode, else by the running ones."""
         if self.training and input.numel() == input.shape[1]:
-            return super().forward(torch.cat([input, input]))[:1]  # twice the same has the same mean and no variance
+            return super().forward(torch.cat([input, input]))[:1]  # two equal values have the same mean and no variance
         return super().forward(input)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with BatchNorm and a shortcut; the shortcut is a 1x1 projection where the shape changes."""
+    """Two 3x3 convolutions with BatchNorm and a shortcut; the shortcut is a 1x1 projection if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class ResNet(nn.Module):
         self.blocks = nn.ModuleList(layers)
         if scaled_initialisation:
             for module in self.modules():
-                if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # drawing nothing imports a compiler
+                if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # else a compiler is imported
                     fan = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
                     nn.init.normal_(module.weight, std=math.sqrt(2.0 / fan))
 
@@ -106,7 +106,7 @@ NETWORKS: dict[str, tuple[str, Callable[[], ResNet]]] = {
 
 
 def make_backbone(name: str, seed: int) -> ResNet:
-    """Build the backbone called `name` on the CPU, its initial weights a function of `seed` alone."""
+    """Build the backbone called `name` on the CPU, with initial weights that depend only on `seed`."""
     if name not in NETWORKS:
         raise unknown("network", name, NETWORKS)
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Presets: what a dataset is trained with, as data. One YAML file per dataset, found by existing."""
+"""Presets: what a dataset is trained with, as data. One YAML file per dataset, found automatically."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class SizeChoice:
 
 @dataclass(frozen=True, eq=False)
 class Preset:
-    """Network, augmentation and recipes of one dataset, and where its benchmark reads a method in a way of its own."""
+    """Network, augmentation and recipes of one dataset, and settings of methods that differ in its benchmark."""
 
     dataset: str
     choices: tuple[SizeChoice, ...]
     first_task: Recipe
     families: Mapping[str, Recipe]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    named_by_data: bool = False  # the dataset's name says nothing of the images; its folder does
+    named_by_data: bool = False  # the folder, not the dataset's name, says which images these are
 
     def later(self, family: str) -> Recipe:
         """Return the recipe of tasks after the first for a family of methods; `first_task` repeats the first one's."""
@@ -46,12 +46,12 @@ class Preset:
         return self.families[family]
 
     def network(self, image_size: int | None = None) -> str | None:
-        """Return the backbone's name; None where it depends on an image size that is not known yet."""
+        """Return the backbone's name; None if it depends on an image size that is not known yet."""
         choice = self._choose(image_size)
         return None if choice is None else choice.network
 
     def augmentation(self, image_size: int | None = None) -> str | None:
-        """Return the augmentation's name; None where it depends on an image size that is not known yet."""
+        """Return the augmentation's name; None if it depends on an image size that is not known yet."""
         choice = self._choose(image_size)
         return None if choice is None else choice.augmentation
 
@@ -93,7 +93,7 @@ def parse_preset(text: str, dataset: str, source: str) -> Preset:
     try:
         content = safe_yaml.parse(text)
         if not isinstance(content, dict):
-            raise SettingsError("it must hold 'name: value' lines.")
+            raise SettingsError("it must consist of 'name: value' lines.")
         for key in content:
             if key not in _KEYS:
                 raise unknown("part", str(key), _KEYS)

@@ -1,4 +1,4 @@
-"""Tables of finished runs, with the paper's values beside ours, and the accuracy matrix on the console."""
+"""Tables of finished runs, with the paper's values next to ours, and the accuracy matrix on the console."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from efcil.output import escape
 
-# Colours that people with any kind of colour vision can tell apart (Okabe and Ito); dashes once they are used up.
+# Colours that people with any kind of colour vision can distinguish (Okabe and Ito); dashes when they run out.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#b8a900")
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 WIDTH, HEIGHT = 720, 320
@@ -18,7 +18,7 @@ MOST_POINTS = 300
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart: y over x, and what is drawn as a band around it where that is known."""
+    """One line of a chart: y over x, and the band around it, if known."""
 
     name: str
     x: Sequence[float]
@@ -32,7 +32,7 @@ def style(index: int) -> tuple[str, str]:
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Return round numbers that cover low..high, some `about` of them."""
+    """Return about `about` round numbers that cover low..high."""
     if not high > low:
         low, high = low - max(0.5, abs(low) / 1000), high + max(0.5, abs(high) / 1000)
     raw = (high - low) / about
@@ -82,7 +82,7 @@ Scale = Callable[[float], float]
 
 
 def _scale(low: float, high: float, first: float, last: float) -> Scale:
-    """Return the straight map from low..high to first..last."""
+    """Return the linear map from low..high to first..last."""
     slope = (last - first) / (high - low)
     return lambda value: first + (value - low) * slope
 

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: tables, curves, accuracy matrices, and how they were made."""
+"""The report as one self-contained HTML page: tables, curves, accuracy matrices, and how they were produced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEANINGS = {
     "A_step": "A_step is the accuracy over all classes after the last task.",
     "A_inc": "A_inc is the accuracy over all classes seen, averaged over tasks.",
     "forgetting": "Forgetting is how far a task's accuracy has fallen since its best.",
-    "task_aware_A_step": "Task-aware: told which task an image is from.",
+    "task_aware_A_step": "Task-aware: the classifier knows which task an image is from.",
 }
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #666; --rule: #ddd; --cell: 0, 114, 178; }
@@ -45,7 +45,7 @@ code { font-size: .85rem; overflow-wrap: anywhere; }
 
 
 def html(table: Table, metrics: Sequence[str]) -> str:
-    """Return the page. Files of a run that cannot be read are told in their place; the tables do not need them."""
+    """Return the page. Files of a run that cannot be read are reported in their place; the tables do not need them."""
     now = datetime.datetime.now().astimezone()
     runs = sum(len(row.seeds) for row in table.rows)
     parts = [
@@ -142,7 +142,7 @@ def _figure(chart: str, names: Sequence[str], caption: str) -> str:
 
 
 def _details(row: Row, metrics: Sequence[str]) -> str:
-    """What is behind a row: its classifiers, the accuracy on every task after every task, losses, and commands."""
+    """The details of a row: its classifiers, the accuracy on every task after every task, losses, and commands."""
     return "\n".join(
         [
             f"<details><summary>{escape(row.label)}</summary>",
@@ -168,7 +168,7 @@ def _classifiers(row: Row, metrics: Sequence[str]) -> str:
 
 
 def _matrix(row: Row) -> str:
-    """The accuracy matrix, averaged over seeds, as a table whose cells are shaded by what they hold."""
+    """The accuracy matrix, averaged over seeds, as a table whose cells are shaded by their values."""
     matrices = []
     for run in row.runs:
         try:
@@ -184,7 +184,7 @@ def _matrix(row: Row) -> str:
         cells = "".join(map(_shaded, values[: task + 1]))
         lines.append(f"<tr><td>{task + 1}</td>{cells}</tr>")
     return (
-        "<h3>Accuracy on every task (%), all seen classes to choose from</h3>"
+        "<h3>Accuracy on every task (%), among all seen classes</h3>"
         f'<div class="wide"><table class="matrix">{"".join(lines)}</table></div>'
     )
 
@@ -202,7 +202,7 @@ def _losses(row: Row) -> str:
     terms = dict.fromkeys(term for each in losses for term in each)
     charts = []
     for term in terms:
-        # Where a task lacks a term, the line has a gap.
+        # If a task lacks a term, the line has a gap.
         values = [each.get(term) for each in losses]
         y = [float(value) if isinstance(value, int | float) else math.nan for value in values]
         chart = line_chart([Line(term, [float(i + 1) for i in range(len(y))], y)], "epoch, over all tasks", term)
@@ -220,7 +220,7 @@ def _provenance(row: Row) -> str:
         changed = " with uncommitted changes" if summary.get("uncommitted_changes") else ""
         earlier = summary.get("earlier_commits")
         if isinstance(earlier, list) and earlier:
-            changed += f" (begun with {escape(', '.join(str(each)[:12] for each in earlier))})"
+            changed += f" (started with {escape(', '.join(str(each)[:12] for each in earlier))})"
         said = (
             f"<code>{escape(str(summary.get('command') or 'no command recorded'))}</code><br>"
             f"commit {escape(str(summary.get('commit') or 'unknown')[:12])}{changed}, torch "
@@ -232,7 +232,7 @@ def _provenance(row: Row) -> str:
 
 
 def _quietly(read: Any, otherwise: Any = None) -> Any:
-    """Return what `read` reads, or something empty: the table has told of runs that cannot be read."""
+    """Return what `read` reads, or something empty: the table already reports runs that cannot be read."""
     try:
         return read()
     except EfcilError:

@@ -14,7 +14,7 @@ from efcil.evaluation.metrics import step_accuracy
 def matrix_text(matrix: Any, task_sizes: Sequence[int], title: str = "") -> str:
     """Write an accuracy matrix (K x K, percent, NaN where not measured) with A_step at the end of every row.
 
-    While a run is under way the rows of later tasks are all NaN; they are left out.
+    While a run is training, the rows of later tasks are all NaN; they are left out.
     """
     values = np.asarray(matrix, dtype=float)
     steps = step_accuracy(values, task_sizes)

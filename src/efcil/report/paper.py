@@ -10,7 +10,7 @@ from importlib import resources
 
 @dataclass(frozen=True)
 class PaperValue:
-    """A published number; `std` is None where none was published, `table` is the paper's."""
+    """A published number; `std` is None if none was published, `table` is the paper's."""
 
     mean: float
     std: float | None
@@ -18,11 +18,11 @@ class PaperValue:
 
 
 def paper_value(dataset: str, scenario: str, label: str, metric: str) -> PaperValue | None:
-    """Return the published value for a run of this dataset, scenario and label, None where there is none.
+    """Return the published value for a run of this dataset, scenario and label, None if there is none.
 
     Labels name only what differs from the paper's recipe, so a run with other epochs or another class order has a
-    label of its own and is never set beside a number it does not reproduce. What `--classifier all` measures beside
-    the method's own way changes nothing of it.
+    label of its own and is never compared with a number it does not reproduce. `--classifier all` measures further
+    classifiers, but does not change the run, so it does not count.
     """
     return published().get((dataset, scenario, label.replace("+classifier=all", ""), metric))
 

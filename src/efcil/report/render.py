@@ -26,7 +26,7 @@ def render(table: Table, format: str = "text", metrics: Sequence[str] | None = N
         if metric not in METRICS:
             raise unknown("metric", metric, METRICS)
     if metrics is not None and not metrics:
-        raise SettingsError("A table needs at least one metric; name one or leave the choice out.")
+        raise SettingsError("A table needs at least one metric. Name one, or leave out --metric.")
     if format == "text":
         return _text(table, metrics or TEXT_METRICS, width)
     return FORMATS[format](table, metrics or (HTML_METRICS if format == "html" else tuple(METRICS)))
@@ -79,7 +79,7 @@ def _text_table(
     lines = [title, names[0].ljust(first) + _right(heading, widths), "-" * (first + numbers)]
     for label, cells in zip(names[1:], body, strict=True):
         if len(label) > first:
-            # A long label takes a line of its own rather than pushing the numbers out of their columns.
+            # A long label gets its own line, so that it does not push the numbers out of their columns.
             lines.append(label)
             label = ""
         lines.append(label.ljust(first) + _right(cells, widths))
@@ -125,14 +125,14 @@ def _latex(table: Table, metrics: Sequence[str]) -> str:
                 lines.append(r"\midrule")
             lines.append(" & ".join(cells) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}"]
-    # On one line: the rest of a name with a line break would be typeset, or run.
+    # On one line: after a line break in a name, the rest would be typeset or executed.
     lines += [f"% {_one_line(note)}" for note in _notes(table.rows)]
     lines += [f"% Not in the table: {_one_line(f'{problem.path}: {problem.reason}')}" for problem in table.problems]
     return "\n".join(lines) + "\n"
 
 
 def _csv(table: Table, metrics: Sequence[str]) -> str:
-    """Text that a spreadsheet would take for a formula begins with an apostrophe; numbers are as they are."""
+    """Text that a spreadsheet would read as a formula starts with an apostrophe; numbers are unchanged."""
     columns = [
         f"{metric}_{part}"
         for metric in metrics
@@ -210,7 +210,7 @@ def _tables(
 def _cells(
     table: Table, metrics: Sequence[str], plus_minus: str, escape: Callable[[str], str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Heading and body for Markdown and LaTeX: the paper's column only where it holds something."""
+    """Heading and body for Markdown and LaTeX: the paper's column only if it is not empty."""
     heading = ["dataset", "scenario", "method", "seeds"]
     for metric in metrics:
         heading += [METRICS[metric], "paper"] if _any_paper(table.rows, metric) else [METRICS[metric]]

@@ -27,7 +27,7 @@ METRICS = {
 }
 
 
-# What classifiers beside the method's own are measured by.
+# The metrics of classifiers other than the method's own.
 CLASSIFIER_METRICS = ("A_step", "A_inc")
 
 
@@ -49,7 +49,7 @@ class Statistic:
 class Row:
     """All seeds of one method (by label) on one dataset and scenario.
 
-    `runs` are their folders, in the order of the seeds. `classifiers` has the results by classifier where several were
+    `runs` are their folders, in the order of the seeds. `classifiers` has the results by classifier if several were
     measured, the method's own first. `notes` say what a reader of the means must know.
     """
 
@@ -132,7 +132,7 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
         classifiers={"own": own, **others} if others else {},
         notes=(
             *_in_full(name, members[0][0]),
-            *(f"with the presets and defaults of today this is called {other}" for other in sorted(today - {name})),
+            *(f"with today's presets and defaults its label is {other}" for other in sorted(today - {name})),
             *_differences(summaries, "images", _data),
             *_differences(summaries, "versions of the method", _version),
             *_unlike([run for run, _ in members]),
@@ -153,7 +153,7 @@ def _statistics(summaries: Sequence[dict[str, Any]], metrics: Sequence[str]) -> 
 def _differences(
     summaries: Sequence[dict[str, Any]], what: str, say: Callable[[dict[str, Any]], str | None]
 ) -> tuple[str, ...]:
-    """Return a note where seeds differ in what `say` says of them; None is for summaries that do not know."""
+    """Return a note if `say` gives different texts for the seeds; it gives None for summaries without that fact."""
     seeds: dict[str, list[int]] = {}
     for summary in summaries:
         value = say(summary)
@@ -166,7 +166,7 @@ def _differences(
 
 
 def _unlike(runs: Sequence[RunFolder]) -> tuple[str, ...]:
-    """Return a note where runs differ in what their label does not show, such as a default that has changed."""
+    """Return a note if runs differ in something their label does not show, such as a default that has changed."""
     identities = []
     for run in runs:
         with suppress(EfcilError):
@@ -177,7 +177,7 @@ def _unlike(runs: Sequence[RunFolder]) -> tuple[str, ...]:
 
 
 def _name_today(run: RunFolder) -> str | None:
-    """Return what the run would be called now: a preset or a default may have become another one since it was made."""
+    """Return the label of the run as of now: a preset or a default may have changed since it was trained."""
     try:
         return label(run.read_settings())
     except EfcilError:
@@ -185,7 +185,7 @@ def _name_today(run: RunFolder) -> str | None:
 
 
 def _in_full(name: str, run: RunFolder) -> tuple[str, ...]:
-    """Return a note that spells a label out which was cut short for the sake of folders."""
+    """Return a note with the full text of a label that was shortened to fit a folder's name."""
     with suppress(EfcilError):
         settings = run.read_settings()
         whole = label(settings, whole=True)
@@ -214,7 +214,7 @@ def _computing(summary: dict[str, Any]) -> str | None:
 
 
 def _mixed(summaries: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a note for every seed whose tasks were not all computed in one way, and for lost lines of metrics."""
+    """Yield a note for every seed whose tasks were not all computed alike, and for lost lines of metrics."""
     for summary in summaries:
         tasks: dict[str, list[int]] = {}
         made_with = summary.get("made_with")
@@ -235,7 +235,7 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _missing(ours: dict[str, Statistic], others: dict[str, dict[str, Statistic]], seeds: int) -> tuple[str, ...]:
-    """Return a note for the means that not all seeds have a part in."""
+    """Return a note for means that do not include all seeds."""
     named = dict(ours)
     for classifier, statistics_of in others.items():
         named |= {f"{metric} of {classifier}": value for metric, value in statistics_of.items()}
@@ -247,7 +247,7 @@ def _missing(ours: dict[str, Statistic], others: dict[str, dict[str, Statistic]]
 
 
 def mapping(summary: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the part of a summary called `name`, nothing where it is not there or is something else."""
+    """Return the part of a summary called `name`; empty if it is missing or of another type."""
     value = summary.get(name)
     return value if isinstance(value, dict) else {}
 

@@ -1,4 +1,4 @@
-"""What settings come to: defaults filled in, names checked, runs named and told apart, YAML read and written."""
+"""Resolving settings: defaults filled in, names checked, runs named and identified, YAML read and written."""
 
 from __future__ import annotations
 

@@ -17,21 +17,21 @@ from efcil.settings.options import options
 from efcil.settings.recipe import STAGES, Recipe
 from efcil.settings.training import flat_overrides
 
-# The order of the product: methods change fastest, so that runs which share a first task follow each other.
+# The order of the product: methods change fastest, so that runs that share a first task follow each other.
 GRID_FIELDS = ("dataset", "scenario", "class_order", "class_seed", "seed", "method")
 
-# Settings of methods and recipes with several values each; in a file beside `overrides`, which have one.
+# Settings of methods and recipes with several values each; in a file next to `overrides`, which have one.
 VARY_KEY = "vary"
 
-# Written by a run below its settings: what presets and defaults were at the time.
+# Written by a run below its settings: the presets and defaults at the time.
 RESOLVED_KEY = "resolved"
 
 
 def read_config(path: Path | str) -> dict[str, Any]:
     """Read a settings file. Values of grid fields may be lists; `expand` makes the runs.
 
-    The settings.yaml of an earlier run also says what its preset and its method's defaults were. Where those have
-    changed since, the old values are put into the settings, so that the file means the run it was written by.
+    The settings.yaml of an earlier run also records its preset and its method's defaults. If those have changed since,
+    the old values are put into the settings, so that the file describes the run that wrote it.
     """
     path = Path(path)
     values = _parse(path)
@@ -50,7 +50,7 @@ def read_config(path: Path | str) -> dict[str, Any]:
 
 
 def is_record(path: Path | str) -> bool:
-    """Say whether a settings file was written by a run, and not by somebody who wants one."""
+    """Return whether a settings file was written by a run, and not by a user."""
     return RESOLVED_KEY in _parse(Path(path))
 
 
@@ -76,7 +76,7 @@ def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
                 several = ", ".join(sorted(GRID_FIELDS))
                 raise SettingsError(f"Setting {name!r} takes one value, but it is a list. Lists are for {several}.")
             if not value:
-                raise SettingsError(f"Setting {name!r} is an empty list; name at least one value or leave it out.")
+                raise SettingsError(f"Setting {name!r} is an empty list. Give at least one value, or leave it out.")
             # Repeated values would train the same run twice into one folder.
             distinct = list(dict.fromkeys(known[name].check(item) for item in value))
             checked[name] = distinct if len(distinct) > 1 else distinct[0]
@@ -86,29 +86,29 @@ def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_varied(values: Any) -> dict[str, list[Any]]:
-    """Check that every name has a list of values; what they mean is checked run by run."""
+    """Check that every name has a list of values; the values themselves are checked run by run."""
     if not isinstance(values, Mapping):
-        raise SettingsError(f"{VARY_KEY!r} must hold names with lists of values, such as {{efm_weight: [1, 10]}}.")
+        raise SettingsError(f"{VARY_KEY!r} must be names with lists of values, such as {{efm_weight: [1, 10]}}.")
     varied = flat_overrides(values)
     for name, value in varied.items():
         if not isinstance(value, list) or not value:
             raise SettingsError(
-                f"{VARY_KEY!r} wants a list of values for {name!r}, but it is {value!r}. "
+                f"{VARY_KEY!r} needs a list of values for {name!r}, but it is {value!r}. "
                 "One value belongs under 'overrides'."
             )
     return dict(varied)
 
 
 def _misplaced(name: str) -> SettingsError | None:
-    """Return the error for the name of something that belongs under `overrides`."""
+    """Return the error for a name that belongs under `overrides`."""
     from efcil import methods
 
     if name.partition(".")[0] in STAGES:
         return SettingsError(f"{name!r} belongs under 'overrides'. Write overrides: {{{name}: ...}}.")
     if name in options(Recipe):
         return SettingsError(
-            f"{name!r} belongs to a recipe, and under 'overrides'. Write overrides: {{first_task.{name}: ...}} or "
-            f"{{later.{name}: ...}}."
+            f"{name!r} is part of a recipe and belongs under 'overrides'. Write overrides: {{first_task.{name}: ...}} "
+            f"or {{later.{name}: ...}}."
         )
     if owners := [key for key, cls in methods.available().items() if name in options(cls.Settings)]:
         return SettingsError(
@@ -124,7 +124,7 @@ def expand(grid: Mapping[str, Any]) -> list[Settings]:
     varied = checked.pop(VARY_KEY, {})
     overrides = checked.pop("overrides", {})
     if both := [name for name in varied if name in overrides]:
-        raise SettingsError(f"Setting {both[0]!r} has one value and is varied too. Leave one of the two out.")
+        raise SettingsError(f"Setting {both[0]!r} has one value and is also varied. Leave out one of the two.")
     if checked.get("tasks") is not None:
         checked.setdefault("scenario", CUSTOM)
     axes = [name for name in GRID_FIELDS if isinstance(checked.get(name), list)]
@@ -144,7 +144,7 @@ def to_yaml(settings: Settings, resolved: Mapping[str, Any] | None = None) -> st
     values = {name: getattr(settings, name) for name in options(Settings)}
     text = _dump(values)
     if resolved is not None:
-        text += "\n# What the preset and the method's defaults made of it.\n" + _dump({RESOLVED_KEY: dict(resolved)})
+        text += "\n# With the preset and the method's defaults filled in.\n" + _dump({RESOLVED_KEY: dict(resolved)})
     return text
 
 
@@ -160,7 +160,7 @@ def _parse(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise SettingsError(f"The settings file {path} must hold 'name: value' lines, but it holds something else.")
+        raise SettingsError(f"The settings file {path} must consist of 'name: value' lines, but it does not.")
     return content
 
 
@@ -168,7 +168,7 @@ def _dump(values: Mapping[str, Any]) -> str:
     def written(as_it_is: bool) -> str:
         return yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=as_it_is, width=120)
 
-    # Characters that nobody can see, or no file can hold, do not all come back unless they are written as escapes.
+    # Invisible characters, and those a file cannot store, are not all read back unless they are written as escapes.
     text = written(as_it_is=True)
     return text if all(c.isprintable() or c == "\n" for c in text) else written(as_it_is=False)
 

@@ -14,7 +14,7 @@ from efcil.settings.recipe import Recipe
 _INTRODUCTION = """\
 # Settings
 
-This page is made from the definitions in the code; change those and run `python -m efcil.resolution.documentation
+This page is generated from the definitions in the code; change those and run `python -m efcil.resolution.documentation
 docs/settings.md`.
 
 A run is described by the settings below, on the command line (`efcil run --seed 0 1 2`) or in a file.
@@ -38,12 +38,12 @@ vary:  # what --vary takes
   prototype_update: [efm, none]
 ```
 
-Under `overrides`, the values of a recipe may stand together as well: `later: {{learning_rate: 0.0005, epochs: 20}}`.
-The `settings.yaml` in the folder of a run is such a file too, and gives that very run again: its part `resolved`, which
-files of your own do not have, says what presets and defaults were when it ran.
+Under `overrides`, the values of a recipe may also be grouped: `later: {{learning_rate: 0.0005, epochs: 20}}`.
+The `settings.yaml` in the folder of a run is such a file too, and repeats that very run: its part `resolved`, which
+your own files do not have, records the presets and defaults at the time.
 
 `class_order: FILE` names a text file with one class per line, each by its name or its number in the dataset (from 0),
-every class once. A JSON list of the same is read as well.
+every class once. A JSON list of the same is accepted too.
 """
 
 _RECIPES = """\
@@ -54,20 +54,20 @@ later tasks. `--epochs` and `--batch-size` change both; single values are change
 `--set first_task.learning_rate=0.01` or `--set later.schedule=cosine`. Changing the epochs moves the milestones in
 proportion unless they are set too.
 
-What would change nothing is refused: milestones or their decay under another schedule than `steps`, milestones beyond
+A value without effect is refused: milestones or their decay under another schedule than `steps`, milestones beyond
 the last epoch, momentum of Adam, `later.rotations`, `first_task.backbone_learning_rate`, and all of `later` for methods
-that are trained in the first task alone (fecam, fetril, joint). In a grid it is enough that one run has a use for it.
+that are trained in the first task only (fecam, fetril, joint). In a grid it is enough that one run uses it.
 """
 
 _METHODS = """\
 ## Methods
 
 Settings of a method are changed with `--set efm_weight=5` or, in a file, under `overrides`. In a grid of several
-methods each one takes the settings that it has. One that would change nothing beside the others, such as `drift_sigma`
-with `prototype_update=none`, is refused, and left out of those runs of a grid that have no use for it. The preset of a
-dataset may set some too, where its benchmark reads a method in another way than the method's authors; `--set` goes
-before that. The presets of imagenet and imagenet-subset are for `efcil learn --preset`: `efcil run` cannot read these
-datasets yet.
+methods each one takes the settings that it has. A setting that has no effect with the others, such as `drift_sigma`
+with `prototype_update=none`, is refused; in a grid it is left out of the runs that do not use it. The preset of a
+dataset may also change settings, if its benchmark uses a method differently from the method's authors; `--set`
+overrides the preset. The presets of imagenet and imagenet-subset are for `efcil learn --preset`: `efcil run` cannot
+read these datasets yet.
 """
 
 

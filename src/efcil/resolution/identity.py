@@ -1,4 +1,4 @@
-"""What tells runs apart: everything that decides the result of one, as plain values."""
+"""The identity of a run: everything that determines its result, as plain values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from efcil.settings.recipe import STAGES, Recipe
 
 
 def identity(settings: Settings) -> dict[str, Any]:
-    """Return everything that decides the result of a run, as plain values: equal identities are the same run."""
+    """Return everything that determines the result of a run, as plain values: equal identities are the same run."""
     resolved = resolve(settings)
     by_name = {
         "method": settings.method,
@@ -53,28 +53,28 @@ def _as_plain(instance: Any) -> dict[str, Any]:
 
 
 def class_order_identity(class_order: str) -> str:
-    """Return what tells a class order from others: its name, or a digest of what its file says."""
+    """Return what identifies a class order: its name, or a digest of the content of its file."""
     if class_order in NAMED_CLASS_ORDERS:
         return class_order
     path = Path(class_order).expanduser()
     if not path.is_file():
         return class_order
-    # The order is what the file says, wherever it lies.
+    # The content of the file counts, not its path.
     return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what differs between two identities: dotted name -> (stored, wanted)."""
+    """Return the differences between two identities: dotted name -> (stored, wanted)."""
     old, new = _flatten(_completed(stored)), _flatten(_completed(wanted))
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
 
 
 def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an identity with the settings that did not exist when it was written."""
+    """Return an identity, with the settings added that did not exist when it was written."""
     from efcil import methods
 
     known: dict[str, type] = dict.fromkeys(STAGES, Recipe)
-    with contextlib.suppress(SettingsError):  # a method that is not there any more: what is stored is all there is
+    with contextlib.suppress(SettingsError):  # a method that no longer exists: nothing can be added
         known["method_settings"] = methods.get(str(stored.get("method")))
     parts = {name: completed(cls, stored[name]) for name, cls in known.items() if isinstance(stored.get(name), Mapping)}
     if "later" in parts and "method_settings" in parts:
@@ -85,9 +85,9 @@ def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recipe_as_implied(method: str, preset: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what records from before these fields existed mean by leaving them out of the recipe of later tasks.
+    """Return the values of these fields of the later recipe for records from before the fields existed.
 
-    Methods decided then, as they and the families of presets do now. `values` are the method's settings.
+    Methods chose them then; now methods and the families of presets do. `values` are the method's settings.
     """
     from efcil import methods
     from efcil.presets import load_preset
@@ -109,7 +109,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def pin(settings: Settings, stored: Mapping[str, Any], source: Path) -> Settings:
-    """Return settings that come to the identity `stored`, whatever presets and defaults have become since."""
+    """Return settings that give the identity `stored`, even if presets and defaults have changed since."""
     fields: dict[str, Any] = {}
     overrides = dict(settings.overrides)
     for name, (old, _) in differences(stored, identity(settings)).items():
@@ -122,7 +122,7 @@ def pin(settings: Settings, stored: Mapping[str, Any], source: Path) -> Settings
             fields[name] = old
         elif name != "data":
             raise SettingsError(
-                f"{source}: {name} was {show(old)} when this was written, and its settings no longer lead there. "
+                f"{source}: {name} was {show(old)} when this was written, but its settings no longer give that value. "
                 "Restore the class order file it names, or remove the part called 'resolved'."
             )
     return replace(settings, **fields, overrides=overrides)

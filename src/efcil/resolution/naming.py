@@ -1,7 +1,7 @@
-"""How runs are called in folders and tables.
+"""Names of runs in folders and tables.
 
-A name compares what settings come to, not how they were written: `--epochs 100` where the preset says 100 is the plain
-run.
+A name depends on the resolved settings, not on how they were written: `--epochs 100` is the plain run if the preset
+says 100.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def scenario_name(settings: Settings) -> str:
 
 
 def label(settings: Settings, *, whole: bool = False) -> str:
-    """Return the method's name in folders and tables: the plain name, plus whatever differs from the preset.
+    """Return the method's name in folders and tables: the plain name, plus everything that differs from the preset.
 
-    Dataset, scenario and seed have places of their own and do not appear; neither does what only says where or how
-    safely a run is computed. (A device decides the precision that `auto` stands for: the report notes such seeds.)
-    A long name ends in a digest instead, for the sake of folders, unless the `whole` of it is asked for.
+    Dataset, scenario and seed have their own places and do not appear; nor do settings that only say where or how
+    safely a run is computed. (With `auto`, the device determines the precision: the report notes such seeds.)
+    A name too long for a folder is shortened and ends in a digest, unless the `whole` name is asked for.
     """
     settings = _simplify(settings)
     defaults = {name: known.default for name, known in options(Settings).items()}
@@ -57,9 +57,9 @@ def label(settings: Settings, *, whole: bool = False) -> str:
 
 
 def _for_folders(part: str) -> str:
-    """Return part of a label in characters that any folder's name may have; what is lost by that, a digest stands for.
+    """Return part of a label in characters that any folder's name may have; if any are lost, a digest is added.
 
-    Spaces may become hyphens without one, and the exponents of large numbers lose their plus: 1e+06 is 1e06.
+    Spaces become hyphens without a digest, and the exponents of large numbers lose their plus: 1e+06 is 1e06.
     """
     part = re.sub(r"(?<=\de)\+(?=\d)", "", re.sub(r"\s+", "-", part))
     plain = re.sub(r"[^\w.=,-]+", "-", part, flags=re.ASCII)
@@ -67,7 +67,7 @@ def _for_folders(part: str) -> str:
 
 
 def _simplify(settings: Settings) -> Settings:
-    """Drop, one after the other, the settings that say what would be so anyway."""
+    """Drop, one after the other, the settings that repeat a default or the preset."""
     target = resolve(settings)
     typed = typed_overrides(settings, target)
     settings = replace(settings, overrides=typed)

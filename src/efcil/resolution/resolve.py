@@ -1,4 +1,4 @@
-"""What settings come to once the preset and the method's defaults are filled in."""
+"""Resolving settings: the preset and the method's defaults are filled in."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from efcil.settings.recipe import STAGES, Recipe
 from efcil.settings.training import TrainingSettings
 
 if TYPE_CHECKING:
-    from efcil.methods import Method  # needs torch, which help texts do without
+    from efcil.methods import Method  # needs torch, which help texts do not need
 
-# A run asks for the same settings many times (its label, its identity, its record), a grid for a few hundred others.
+# A run resolves the same settings many times (for its label, identity and record), a grid a few hundred others.
 _MOST_KEPT = 1000
 _kept: dict[tuple[Any, ...], Resolved] = {}
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Settings with nothing left open, except where a preset chooses by the size of images not yet loaded."""
+    """Settings with nothing left open, except values that a preset chooses by the size of images not yet loaded."""
 
     network: str | None
     augmentation: str | None
@@ -33,7 +33,7 @@ class Resolved:
 
 
 def resolve(settings: TrainingSettings, image_size: int | None = None) -> Resolved:
-    """Fill in preset and method defaults. Settings that were resolved before are not worked out again.
+    """Fill in preset and method defaults. Results are cached.
 
     `image_size` is the size the loaded images have. Without it, a preset that chooses by size leaves network and
     augmentation at None unless the settings name them or the size.
@@ -42,7 +42,7 @@ def resolve(settings: TrainingSettings, image_size: int | None = None) -> Resolv
 
     cls = methods.get(settings.method)
     preset = presets.load_preset(settings.preset)
-    # The text tells 1 from True and "1", which are equal or mean the same to some settings and not to others.
+    # The text distinguishes 1, True and "1", which are equal or mean the same for some settings and not for others.
     key = (cls, preset, image_size, repr(settings))
     resolved = _kept.get(key)
     if resolved is None:
@@ -50,7 +50,7 @@ def resolve(settings: TrainingSettings, image_size: int | None = None) -> Resolv
         if len(_kept) >= _MOST_KEPT:
             _kept.clear()
         _kept[key] = resolved
-    # A method of one's own may change its settings; those of another run must not change with them.
+    # A user's own method may change its settings; those of another run must not change with them.
     return replace(resolved, method=copy.copy(resolved.method))
 
 
@@ -74,15 +74,15 @@ def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Pres
 
 
 def _refuse_misplaced(overrides: Mapping[str, Any], cls: type, known: Mapping[str, Option]) -> None:
-    """Raise where something of a recipe, or of the settings `known`, is given as if it were the method's."""
+    """Raise if a value of a recipe, or one of the settings `known`, is given as a setting of the method."""
     for name in overrides:
         if name in options(getattr(cls, "Settings", Recipe)):
             continue
         if name in STAGES:
-            raise SettingsError(f"{name!r} is a recipe, of which one value at a time is set, such as {name}.epochs.")
+            raise SettingsError(f"{name!r} is a recipe. Set one of its values, such as {name}.epochs.")
         if name in known and name not in options(Recipe):
             raise SettingsError(
-                f"{name!r} is no setting of a method. Give it as {known[name].flags}, or by its name in a file."
+                f"{name!r} is not a setting of a method. Give it as {known[name].flags}, or by its name in a file."
             )
         if name in options(Recipe):
             both = f", or {known[name].flags} for both" if name in known else ""
@@ -125,7 +125,7 @@ def _adjust(
 
 
 def typed_overrides(settings: TrainingSettings, resolved: Resolved) -> dict[str, Any]:
-    """Return the overrides as the values that they came to: `"5"` for a number is 5.0."""
+    """Return the overrides converted to their types: `"5"` for a number is 5.0."""
 
     def value(name: str) -> Any:
         stage, dot, field = name.partition(".")

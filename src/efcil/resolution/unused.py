@@ -1,6 +1,6 @@
-"""Overrides that would change nothing, such as milestones of a schedule that has none: said, not silently accepted.
+"""Overrides without effect, such as milestones of a schedule that has none: reported, not silently accepted.
 
-Only what somebody has just typed is refused. Presets and the records of earlier runs stay as they are.
+Only values that the user has just typed are refused. Presets and the records of earlier runs are accepted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Given = TypeVar("Given", bound=TrainingSettings)
 
 
 def refuse_unused(runs: Sequence[TrainingSettings], names: Collection[str]) -> None:
-    """Raise if one of the overrides called `names` would change nothing in any of the runs."""
+    """Raise if one of the overrides called `names` has no effect in any of the runs."""
     for name in sorted(names):
         reasons = [unused_overrides(run).get(name) for run in runs if name in run.overrides]
         if reasons and all(reasons):
-            raise SettingsError(f"Setting {name!r} would change nothing: {reasons[0]}, or leave it out.")
+            raise SettingsError(f"Setting {name!r} has no effect: {reasons[0]}, or leave it out.")
 
 
 def without_unused(settings: Given, names: Collection[str] | None = None) -> Given:
-    """Return the same run without those of its overrides (called `names`, if given) that change nothing in it."""
+    """Return the same run without those of its overrides (called `names`, if given) that have no effect in it."""
     unused = [name for name in unused_overrides(settings) if names is None or name in names]
     return replace(
         settings, overrides={name: value for name, value in settings.overrides.items() if name not in unused}
@@ -35,7 +35,7 @@ def without_unused(settings: Given, names: Collection[str] | None = None) -> Giv
 
 
 def unused_overrides(settings: TrainingSettings) -> dict[str, str]:
-    """Return the overrides of a run that ask for something and change nothing, each with the reason and a way out."""
+    """Return the overrides of a run that have no effect, each with the reason and what to do."""
     resolved = resolve(settings)
     found = {}
     for name in settings.overrides:
@@ -47,14 +47,14 @@ def unused_overrides(settings: TrainingSettings) -> dict[str, str]:
         )
         if reason is not None:
             without = {key: value for key, value in settings.overrides.items() if key != name}
-            # What would be so anyway may be spelled out.
+            # Repeating the default is allowed.
             if resolve(replace(settings, overrides=without)) != resolved:
                 found[name] = reason
     return found
 
 
 def _unneeded(method: Any, name: str) -> str | None:
-    """Return why a setting of a method is of no consequence beside the method's other settings."""
+    """Return why a setting of a method has no effect with the method's other settings."""
     known = options(type(method))[name]
     if known.needs is not None:
         other, values = known.needs
@@ -71,7 +71,7 @@ def _reason(method: str, own: Any, stage: str, field: str, recipe: Recipe) -> st
     from efcil import methods
 
     if stage == "later" and not methods.get(method).traits(own).trains_later:
-        return f"{method} trains its network by the recipe of the first task alone. Change first_task.{field}"
+        return f"{method} trains its network only by the recipe of the first task. Change first_task.{field}"
     if stage == "later" and field == "rotations":
         return "only the first task has rotated classes. Change first_task.rotations"
     if stage == "first_task" and field == "backbone_learning_rate":

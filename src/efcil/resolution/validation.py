@@ -1,4 +1,4 @@
-"""The check of every name in settings, before anything is trained."""
+"""Checks every name in settings, before anything is trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Given = TypeVar("Given", bound=TrainingSettings)
 
 
 def validate(settings: Settings) -> Settings:
-    """Check every name in the settings of a run; return them with the overrides' types settled."""
+    """Check every name in the settings of a run; return them with the overrides converted to their types."""
     from efcil.data.scenario import SCENARIOS
     from efcil.data.sources import SourceOptions, sources
 
@@ -33,7 +33,7 @@ def validate(settings: Settings) -> Settings:
 
 
 def validate_training(settings: Given) -> Given:
-    """Check every name in what a model is trained with; return it with the overrides' types settled."""
+    """Check every name in the settings of a model; return them with the overrides converted to their types."""
     from efcil import methods
     from efcil.core import classifiers
     from efcil.data.augment import AUGMENTATIONS

@@ -1,6 +1,6 @@
-"""What a model or a run is described by. One typed definition gives the flags, the YAML files and the documentation.
+"""The settings of a model or a run. One typed definition gives the flags, the YAML files and the documentation.
 
-Nothing here knows of methods, presets or datasets: what settings come to is the business of `efcil.resolution`.
+Nothing here knows of methods, presets or datasets: `efcil.resolution` resolves settings.
 """
 
 from __future__ import annotations

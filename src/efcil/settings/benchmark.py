@@ -1,4 +1,4 @@
-"""Settings: what describes one run of a benchmark, beside how it is trained: dataset, class order and tasks."""
+"""Settings: what describes one run of a benchmark, in addition to its training: dataset, class order and tasks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ NAMED_CLASS_ORDERS = ("efc", "icarl", "efc-imagenet", "natural")
 
 @dataclass(frozen=True)
 class Settings(TrainingSettings):
-    """Everything that describes one run; what is left open comes from the dataset's preset."""
+    """Everything that describes one run; values left open come from the dataset's preset."""
 
-    # Not to be chosen: a benchmark is trained with the preset of its dataset.
+    # Not a choice: a benchmark is trained with the preset of its dataset.
     preset: str = dataclasses.field(default="", init=False, repr=False, compare=False)
     dataset: str = option("digits", "Dataset; see `efcil data`.", nargs="+", group="what to run", after="method")
     scenario: str = option(
         "cs5",
         "How classes become tasks: ws5, ws10, ws20 (a large first task, then N steps), cs5, cs10, cs20 (N equal "
-        "tasks), or custom, which giving the number of tasks implies.",
+        "tasks), or custom, which is implied by --tasks.",
         nargs="+",
         group="what to run",
     )
     data: str | None = option(
         None,
-        "File or folder that holds the dataset; bundled and downloaded ones need none.",
+        "File or folder of the dataset; bundled and downloaded datasets need none.",
         group="what to run",
         after="seed",
     )
@@ -45,17 +45,17 @@ class Settings(TrainingSettings):
     class_order: str = option(
         "efc",
         "Order of the classes: efc (the shuffle of the paper's authors), icarl (seed 1993), efc-imagenet "
-        "(theirs of ImageNet-1K, one for all seeds), natural, or a file.",
+        "(the authors' order of ImageNet-1K, the same for all seeds), natural, or a file.",
         nargs="+",
         group="scenario",
     )
     class_seed: int | None = option(
-        None, "Seed of the class order; where not given it follows the seed.", nargs="+", group="scenario", minimum=0
+        None, "Seed of the class order (default: the seed).", nargs="+", group="scenario", minimum=0
     )
     held_out: float | None = option(
         None,
-        "Share of each class's training images that is tested on instead of being trained on: in place of the "
-        "dataset's test images, to choose settings without them, or because it has none (folder).",
+        "Share of each class's training images that is used for testing, not for training. It replaces the "
+        "dataset's test images, to choose settings without them, or because there are none (folder).",
         group="data",
         minimum=0,
         maximum=1,
@@ -66,7 +66,7 @@ class Settings(TrainingSettings):
         object.__setattr__(self, "preset", self.dataset)
         if self.held_out is not None and not 0 < self.held_out < 1:
             raise SettingsError(
-                f"Setting 'held_out' must lie between 0 and 1 (0.2 keeps a fifth), but it is {self.held_out:g}."
+                f"Setting 'held_out' must be between 0 and 1 (0.2 keeps a fifth), but it is {self.held_out:g}."
             )
         self._check_scenario()
 
@@ -86,5 +86,5 @@ class Settings(TrainingSettings):
 
     @property
     def effective_class_seed(self) -> int:
-        """The seed of the class order: `class_seed`, or the seed where that is none."""
+        """The seed of the class order: `class_seed`, or the seed if that is none."""
         return self.seed if self.class_seed is None else self.class_seed

@@ -1,4 +1,4 @@
-"""Options: dataclass fields that know their help text, and values that are checked against their annotation."""
+"""Options: dataclass fields with a help text, and values that are checked against their annotation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FALSE = {"false", "no", "off", "0"}
 
 @dataclass(frozen=True)
 class Option:
-    """What a flag, a YAML key and a line of documentation need to know of one field."""
+    """What a flag, a YAML key and a line of documentation need to know about one field."""
 
     name: str
     annotation: Any
@@ -72,7 +72,7 @@ class Option:
         return converted
 
 
-# Type hints take long to read, and every instance of a settings class asks for them.
+# Type hints take long to read, and every instance of a settings class needs them.
 _read: dict[type, Mapping[str, Option]] = {}
 
 
@@ -91,12 +91,12 @@ def option(
     unless: tuple[str, Any] | None = None,
     after: str | None = None,
 ) -> Any:
-    """Return a dataclass field that carries its documentation. Mutable defaults are copied for every instance.
+    """Return a dataclass field with its documentation. Mutable defaults are copied for every instance.
 
-    `before` is what records from before this setting existed mean by not having it, where that is not the default.
-    `needs` names another setting, and the value (or tuple of values) without which this one is of no consequence;
-    `unless` names one, and the value beside which this one is of none. `after` names the inherited setting that this
-    one and those defined below it are listed behind; without it they come after all that are inherited.
+    `before` is the value in records from before this setting existed, if that is not the default. `needs` names another
+    setting, and the value (or tuple of values) without which this one has no effect; `unless` names one, and the value
+    with which this one has no effect. `after` names the inherited setting after which this one and those defined below
+    it are listed; without it they come after all inherited ones.
     """
     if needs is not None and not isinstance(needs[1], tuple):
         needs = (needs[0], (needs[1],))
@@ -133,7 +133,7 @@ def _read_options(cls: type) -> list[Option]:
     found: list[Option] = []
     place = 0
     for field in dataclasses.fields(cls):
-        if not field.init:  # follows from others
+        if not field.init:  # derived from others
             continue
         default = field.default
         if default is dataclasses.MISSING:
@@ -155,7 +155,7 @@ def settle(instance: Any) -> None:
 
 
 def build(cls: type[Instance], values: Mapping[str, Any], kind: str = "setting") -> Instance:
-    """Make an instance of the dataclass `cls` from `values`; unknown names and wrong types are SettingsErrors."""
+    """Make an instance of the dataclass `cls` from `values`; unknown names and wrong types raise a SettingsError."""
     known = options(cls)
     for name in values:
         if name not in known:
@@ -164,10 +164,10 @@ def build(cls: type[Instance], values: Mapping[str, Any], kind: str = "setting")
 
 
 def completed(cls: type, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was recorded of a dataclass, with settings that did not exist then as they were in effect.
+    """Return the recorded values of a dataclass, with the effective values of settings that did not exist then.
 
-    Its class attribute `removed` names settings that are no more, with the value that is still in effect (None: any
-    value was of no consequence); those are left out.
+    Its class attribute `removed` names settings that no longer exist, with the value that is still in effect (None: no
+    value had an effect); those are left out.
     """
     definition = getattr(cls, "Settings", cls)
     known, removed = options(definition), getattr(definition, "removed", {})
@@ -183,7 +183,7 @@ def method_settings(cls: type, overrides: Mapping[str, Any]) -> Any:
     """
     definition = cls if dataclasses.is_dataclass(cls) else getattr(cls, "Settings", None)
     if definition is None:
-        raise SettingsError(f"{cls.__name__} has no Settings dataclass; a method states its settings in one.")
+        raise SettingsError(f"{cls.__name__} has no Settings dataclass; a method declares its settings in one.")
     owner = getattr(cls, "name", None)
     return build(definition, overrides, f"setting of {owner}" if isinstance(owner, str) else "setting")
 
@@ -212,7 +212,7 @@ def coerce(
 
 
 def describe(annotation: Any) -> str:
-    """Say in words what a value of this annotation looks like."""
+    """Describe in words what a value of this annotation looks like."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(_show(argument) for argument in arguments)
@@ -257,7 +257,7 @@ def _convert(value: Any, annotation: Any) -> Any:
 
 
 def _convert_union(value: Any, arguments: tuple[Any, ...]) -> Any:
-    # Where text is allowed, the word "none" is text: there is an augmentation of that name.
+    # If text is allowed, the word "none" is text: there is an augmentation of that name.
     none_in_words = str not in arguments and isinstance(value, str) and value.lower() in {"none", "null"}
     if type(None) in arguments and (value is None or none_in_words):
         return None

@@ -18,7 +18,7 @@ class Recipe:
     optimiser: str = option("adam", "Optimiser; weight decay is coupled L2 in both.", choices=("adam", "sgd"))
     learning_rate: float = option(1e-3, "Learning rate at the start of the task.", minimum=0)
     backbone_learning_rate: float | None = option(
-        None, "Learning rate of the backbone where it differs from that of the heads.", minimum=0
+        None, "Learning rate of the backbone, if it differs from that of the heads.", minimum=0
     )
     momentum: float = option(0.0, "Momentum of SGD; Adam ignores it.", minimum=0, maximum=1)
     weight_decay: float = option(2e-4, "L2 penalty added to the gradient.", minimum=0)
@@ -29,7 +29,7 @@ class Recipe:
     batch_size: int = option(64, "Images in a training step, before rotations.", minimum=1)
     rotations: bool = option(False, "Add three rotated copies of every class as classes of their own.")
     gradient_clip: float | None = option(
-        None, "Length that the gradient of all parameters together is clipped to; none: no clipping.", minimum=1e-9
+        None, "Norm that the gradient of all parameters together is clipped to; none: no clipping.", minimum=1e-9
     )
     normalisation: str = option(
         "trained",
@@ -46,7 +46,7 @@ class Recipe:
         """Return the recipe for another number of epochs, its milestones moved in proportion.
 
         Milestones stay distinct and inside the training as long as there are more epochs than milestones;
-        with fewer epochs the last ones, which could no longer change anything, are dropped.
+        with fewer epochs the last ones, which could have no effect, are dropped.
         """
         if epochs == self.epochs:
             return self

@@ -12,56 +12,56 @@ from efcil.settings.recipe import STAGES
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What a model is trained with; what is left open comes from the preset."""
+    """What a model is trained with; values left open come from the preset."""
 
     method: str = option("efc", "Method to train; see `efcil methods`.", nargs="+", group="what to run")
-    preset: str = option("folder", "Dataset whose recipes are followed.", group="training")
+    preset: str = option("folder", "Dataset whose recipes are used.", group="training")
     seed: int = option(0, "Seed of everything random in training.", nargs="+", group="what to run", minimum=0)
     image_size: int | None = option(
         None,
-        "Side of the images in pixels, where the dataset lets it be chosen (folder: that of its images, at most 224).",
+        "Side of the images in pixels, if the dataset allows a choice (folder: that of its images, at most 224).",
         group="data",
         minimum=1,
     )
     network: str | None = option(
         None,
-        "Backbone; where not given, the preset's: resnet18-small (for 32 and 64 pixels), resnet18 (for 224), slim (for "
+        "Backbone, by default the preset's: resnet18-small (for 32 and 64 pixels), resnet18 (for 224), slim (for "
         "small images on a CPU).",
         group="training",
     )
     augmentation: str | None = option(
         None,
-        "Training augmentation; where not given, the preset's: none, shift, crop-flip, crop-flip-8 (padded by 4 and 8 "
+        "Training augmentation, by default the preset's: none, shift, crop-flip, crop-flip-8 (padded by 4 and 8 "
         "pixels), padded-resized-crop (EFC's for CIFAR-100), resized-crop.",
         group="training",
     )
     epochs: int | None = option(
         None,
-        "Epochs of every task, the first one too unless first_task_epochs is given. Milestones move in proportion.",
+        "Epochs of every task, also of the first one unless first_task_epochs is given. Milestones move in proportion.",
         group="training",
         minimum=1,
     )
-    first_task_epochs: int | None = option(None, "Epochs of the first task alone.", group="training", minimum=1)
+    first_task_epochs: int | None = option(None, "Epochs of the first task only.", group="training", minimum=1)
     batch_size: int | None = option(None, "Images in a training step, for every task.", group="training", minimum=1)
     classifier: str = option(
         "own",
-        "What tells classes apart at test time: own (the method's way), heads, or one built from the class statistics "
-        "that the method keeps: rebalanced, nearest-mean, mahalanobis, bayes, lda, ridge, svm; auto is rebalanced for "
-        "methods that decide by heads, where it is possible, else own. With all, the method's way counts and the "
-        "others are measured beside it. Training does not depend on it.",
+        "Classifier at test time: own (the method's way), heads, or one built from the class statistics that the "
+        "method keeps: rebalanced, nearest-mean, mahalanobis, bayes, lda, ridge, svm; auto is rebalanced for methods "
+        "that classify with their heads, if possible, else own. With all, the method's way counts and the others are "
+        "measured too. Training does not depend on it.",
         group="evaluation",
     )
     device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, or a certain GPU: cuda:1.", group="hardware")
     precision: str = option(
         "auto",
-        "auto is bf16 on a GPU and fp32 on a CPU. tf32 is fp32 with the convolutions of a GPU as PyTorch computes them "
-        "unless told otherwise: from numbers rounded to ten binary places; on a CPU it is fp32.",
+        "auto is bf16 on a GPU and fp32 on a CPU. tf32 is fp32 with convolutions as PyTorch computes them on a GPU by "
+        "default: from numbers rounded to ten binary places; on a CPU it is fp32.",
         choices=("auto", "fp32", "tf32", "bf16"),
         group="hardware",
     )
     path: str = option(
         "auto",
-        "Implementation of the training step; auto takes the fused one where it applies.",
+        "Implementation of the training step; auto takes the fused one if it applies.",
         choices=("auto", "plain", "fused"),
         group="hardware",
     )

@@ -1,4 +1,4 @@
-"""Datasets: one small file each, found by existing.
+"""Datasets: one small file each, found automatically.
 
 To add one, put a module into this package with one subclass of `Source`; nothing else has to be edited.
 """
@@ -22,11 +22,11 @@ from efcil.errors import DataError, SettingsError, unknown
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What can be asked of a source beyond where its files are."""
+    """Options of a source, besides the place of its files."""
 
     cache: Path | None = None  # folder for decoded images; None: as described in efcil.data.cache
     held_out: float | None = None  # share of each class's training images that becomes the test set
-    image_size: int | None = None  # side of the square images, where the files do not say
+    image_size: int | None = None  # side of the square images, if the files do not determine it
     seed: int = 0  # of the choice of held-out images
     workers: int | None = None  # threads that decode; None: one per processor core
 
@@ -39,15 +39,15 @@ class Source(abc.ABC):
     description: ClassVar[str]  # one line
     expected: ClassVar[str]  # which files are expected where, and how to get them
     needs_path: ClassVar[bool]
-    splits_itself: ClassVar[bool] = True  # it comes with its own test set, whose place held-out images may take
-    fixed_size: ClassVar[int | None] = None  # the side of its images, where that cannot be chosen
+    splits_itself: ClassVar[bool] = True  # it has its own test set, which held-out images may replace
+    fixed_size: ClassVar[int | None] = None  # the side of its images, if that cannot be chosen
 
     @abc.abstractmethod
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
         """Return the dataset read from `path`; errors say which file is missing or broken."""
 
     def check(self, path: Path | None, options: SourceOptions) -> None:
-        """Refuse a missing path and options that this source cannot follow."""
+        """Refuse a missing path and options that this source does not support."""
         if path is None and self.needs_path:
             raise DataError(f"{self.title} needs a path to its files. {self.expected}")
         if path is not None and not path.exists():
@@ -71,14 +71,14 @@ def sources() -> dict[str, Source]:
     for module_info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for _, kind in inspect.getmembers(module, inspect.isclass):
-            # Only classes written in that very module: an imported one is listed by its own.
+            # Only classes defined in that module: an imported one is listed by its own module.
             if issubclass(kind, Source) and kind.__module__ == module.__name__ and not inspect.isabstract(kind):
                 found[kind.name] = kind()
     return dict(sorted(found.items()))
 
 
 def load_dataset(name: str, path: Path | None = None, options: SourceOptions | None = None) -> Dataset:
-    """Load the dataset called `name` from `path` (None where it needs none)."""
+    """Load the dataset called `name` from `path` (None if it needs none)."""
     available = sources()
     if name not in available:
         raise unknown("dataset", name, available)
@@ -97,7 +97,7 @@ def held_out_of(dataset: Dataset, share: float, seed: int) -> Dataset:
     for label, name in enumerate(dataset.class_names):
         members = np.flatnonzero(labels == label)
         if len(members) == 1:
-            raise DataError(f"Class {name!r} has one training image, which cannot be held out and trained with too.")
+            raise DataError(f"Class {name!r} has only one training image, which cannot be held out as well.")
         rows.append(members[held_out_choice(len(members), share, seed, name)])
     chosen = np.sort(np.concatenate(rows))
     kept = np.setdiff1d(np.arange(len(labels)), chosen)
@@ -108,5 +108,5 @@ def held_out_of(dataset: Dataset, share: float, seed: int) -> Dataset:
 def held_out_choice(count: int, share: float, seed: int, name: str) -> list[int]:
     """Return which of the `count` images of a class are held out, in order: at least one, and never all."""
     held_out = min(max(1, round(count * share)), count - 1)
-    # Seeded with the class's name too: adding a class leaves the choice in all others as it was.
+    # Also seeded with the class's name: adding a class does not change the choice in the others.
     return sorted(random.Random(f"{seed}/{name}").sample(range(count), max(held_out, 0)))

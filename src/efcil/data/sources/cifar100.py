@@ -25,7 +25,7 @@ HUB_REPOSITORY = "uoft-cs/cifar100"
 ARCHIVE = "cifar-100-python.tar.gz"
 FOLDER = "cifar-100-python"
 PARTS = ("train", "test", "meta")
-#: Beyond these something is no CIFAR-100: bytes of one file and of all files of an archive, files, images of a split.
+#: Limits of CIFAR-100: bytes of one file and of all files of an archive, number of files, images of a split.
 MOST_BYTES, MOST_UNPACKED, MOST_MEMBERS, MOST_IMAGES = 256 * 2**20, 512 * 2**20, 1000, 100_000
 
 # Kept as text because a list of 100 quoted words, one per line, would hide the rest of the file.
@@ -58,7 +58,7 @@ class Cifar100(Source):
     fixed_size = 32
 
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
-        """Return CIFAR-100 from `path`, or from the Hub when there is none."""
+        """Return CIFAR-100 from `path`, or from the Hub if there is no path."""
         downloaded = path is None
         location = self._download() if path is None else path
         layout, inputs, build = self._layout(location, options)
@@ -68,7 +68,7 @@ class Cifar100(Source):
             data=location,
             inputs=checksum_contents(inputs, folder),
             settings={"layout": layout},
-            # The Hub's download folder is managed by its own package: nothing is left there.
+            # The Hub's download folder is managed by its own package: nothing is written there.
             beside=None if downloaded else folder,
         )
         decoded = load_or_build(request, options.cache, build)
@@ -126,7 +126,7 @@ def _build_from_shards(shards: dict[str, list[Path]], workers: int | None, alloc
         counts = [count_rows(file) for file in files]
         if sum(counts) > MOST_IMAGES:
             raise DataError(
-                f"{files[0].parent} holds {sum(counts):,} {split} images, where CIFAR-100 has 60,000 in all. Check the "
+                f"{files[0].parent} holds {sum(counts):,} {split} images, but CIFAR-100 has 60,000 in total. Check the "
                 "files."
             )
         images = allocate(split, sum(counts), 32)
@@ -173,7 +173,7 @@ def _build_from_pickles(contents: dict[str, tuple[bytes, str]], allocate: Alloca
     if not isinstance(names, list) or len(names) != 100:
         raise DataError(f"{where} holds no list 'fine_label_names' of 100 names. Download the archive again.")
     if not all(isinstance(name, str | bytes) for name in names):
-        raise DataError(f"{where} holds class names that are no text. Download the archive again.")
+        raise DataError(f"{where} has class names that are not text. Download the archive again.")
     return Built(labels, tuple(name.decode(errors="replace") if isinstance(name, bytes) else name for name in names))
 
 
@@ -196,7 +196,7 @@ def _read_folder(files: list[Path]) -> dict[str, tuple[bytes, str]]:
 
 
 class _Bounded(io.RawIOBase):
-    """What an archive unpacks to, up to a limit: a few bytes can stand for very many, also between the files."""
+    """The unpacked bytes of an archive, up to a limit: a few bytes can unpack to very many, also between the files."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -209,20 +209,20 @@ class _Bounded(io.RawIOBase):
         return self._stream.read(size)
 
     def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place, counted from the beginning."""
+        """Go to an offset, counted from the beginning."""
         if whence != io.SEEK_SET or position > MOST_UNPACKED:
             raise DataError(f"It unpacks to more than {MOST_UNPACKED / 2**20:.0f} MiB. Get {ARCHIVE}.")
         return self._stream.seek(position)
 
     def tell(self) -> int:
-        """Return the place that is read next."""
+        """Return the offset that is read next."""
         return self._stream.tell()
 
 
 def _refuse_large(size: int, where: str) -> None:
     if size > MOST_BYTES:
         raise DataError(
-            f"{where} holds {size / 2**20:,.0f} MiB, where no file of CIFAR-100 has more than 150. Get {ARCHIVE}."
+            f"{where} holds {size / 2**20:,.0f} MiB, but no file of CIFAR-100 has more than 150. Get {ARCHIVE}."
         )
 
 
@@ -246,10 +246,10 @@ def _read_archive(archive: Path) -> dict[str, tuple[bytes, str]]:
                     if name in PARTS and (stream := opened.extractfile(member)) is not None:
                         contents[name] = (stream.read(), where)
             while compressed and bounded.read(1 << 20):
-                pass  # the checksum stands at the very end, beyond what the files need
+                pass  # the checksum is at the very end, after the files
     except DataError:
         raise
-    except Exception as error:  # damaged headers make the library raise almost anything
+    except Exception as error:  # for damaged headers the library may raise almost anything
         reason = shortened(str(error), 200) or type(error).__name__
         raise DataError(f"{archive} is damaged or truncated ({reason}). Download it again.") from error
     for part in PARTS:

@@ -27,12 +27,12 @@ class Folder(Source):
     splits_itself = False
 
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
-        """Return the images below `path`, brought to one square size."""
+        """Return the images below `path`, resized to one square size."""
         self.check(path, options)
         assert path is not None
         class_names, splits = self._splits(path, options)
         settings = {"image_size": options.image_size, "held_out": options.held_out}
-        if options.held_out is not None:  # the seed chooses nothing when the test set is given
+        if options.held_out is not None:  # the seed has no effect if the test set is given
             settings["seed"] = options.seed
         request = Request(
             source=self.name,
@@ -110,11 +110,11 @@ class Folder(Source):
         names = [folder.name for folder in visible_folders(root)]
         if len(names) < 2:
             found = f"only {names[0]!r}" if names else "none"
-            raise DataError(f"{root} must hold a folder for each of at least two classes; it holds {found}.")
+            raise DataError(f"{root} must have a folder for each of at least two classes; it has {found}.")
         return names
 
 
 def _default_size(files: Files) -> int:
-    """Return the usual side of the training images, from about 1,000 that are evenly spaced."""
+    """Return the usual side of the training images, from about 1,000 evenly spaced ones."""
     step = max(1, len(files.paths) // SAMPLED_SIDES)
     return usual_side([short_side(Encoded(path, str(path))) for path in files.paths[::step]])

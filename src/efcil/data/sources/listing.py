@@ -37,7 +37,7 @@ def images_below(folder: Path) -> list[Path]:
 
 
 def is_image(file: Path) -> bool:
-    """Say whether a file has the suffix of an image that can be read."""
+    """Return whether a file has the suffix of an image that can be read."""
     return file.name.lower().endswith(SUFFIXES)
 
 
@@ -53,7 +53,7 @@ def files_below(folder: Path) -> list[Path]:
         while waiting:
             current, link = waiting.pop()
             identity = _identity(current)
-            # Links may lead in circles, and up to where the images of other classes are.
+            # Links may form cycles, or lead to folders with images of other classes.
             if identity in seen or (link and identity in above):
                 continue
             seen.add(identity)
@@ -67,11 +67,11 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def _ancestors(folder: Path) -> set[tuple[int, int]]:
-    """Return the folders that `folder` is in: by its name, and as it lies on the disk."""
+    """Return the folders that contain `folder`: by its name, and by its real place on the disk."""
     found = set()
     for path in (Path(os.path.abspath(folder)), folder.resolve()):
         with contextlib.suppress(OSError):
-            if path.samefile(folder):  # beyond a link, `..` is not what its name says
+            if path.samefile(folder):  # behind a link, `..` is not the folder that the name suggests
                 found |= {_identity(parent) for parent in path.parents}
     return found
 
@@ -82,7 +82,7 @@ def _identity(folder: Path | str) -> tuple[int, int]:
 
 
 def images_of_class(folder: Path) -> list[Path]:
-    """Return the images of a class folder; a DataError names the folder when it holds none."""
+    """Return the images of a class folder; a DataError names the folder if it has none."""
     images = images_below(folder)
     if not images:
         raise DataError(
@@ -93,7 +93,7 @@ def images_of_class(folder: Path) -> list[Path]:
 
 
 def labelled(per_class: Sequence[Sequence[Path]]) -> Files:
-    """Return the images class after class; the label of a class is its place in `per_class`."""
+    """Return the images class after class; the label of a class is its index in `per_class`."""
     return Files(
         tuple(image for images in per_class for image in images),
         tuple(label for label, images in enumerate(per_class) for _ in images),

@@ -1,11 +1,10 @@
-"""The pickled batches of the original CIFAR archive, read without letting the pickle run anything.
+"""The pickled batches of the original CIFAR archive, read without executing code of the pickle.
 
 A pickle is a small program that can call any function it names. Here the only names it may use are the four that an
-array needs, and each of them leads to an inert stand-in below; no code outside this file runs, not even NumPy's.
+array needs, and each of them gives a harmless stand-in below; no code outside this file runs, not even NumPy's.
 
-Nor may it take long or fill the memory: it has a bounded number of steps, its dictionaries have text as keys (a few
-bytes can make a tuple whose hash takes years), and it is read by Python's own reader, whose memory grows with the
-steps.
+Time and memory are bounded: the number of steps is limited, keys of dictionaries must be text (a few bytes can make a
+tuple whose hash takes years), and it is read by Python's own reader, whose memory grows with the steps.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from efcil.errors import DataError, shortened
 
-#: The largest original file takes a quarter of a million: a step for every label and two for every name of a file.
+#: The largest original file needs a quarter of a million: a step for every label and two for every name of a file.
 MOST_STEPS = 5_000_000
 
 
@@ -30,7 +29,7 @@ class _PickledType:
         self.code = code.decode("latin1") if isinstance(code, bytes) else code
 
     def __setstate__(self, state: object) -> None:
-        """Ignore the byte order: bytes have none, and nothing but bytes is read."""
+        """Ignore the byte order: only bytes are read, and they have none."""
 
 
 class _PickledArray:
@@ -74,7 +73,7 @@ for _package in ("numpy.core", "numpy._core"):
     _ALLOWED[_package + ".numeric", "_frombuffer"] = _array_from_buffer
 
 
-#: The steps a pickle of images may consist of. Sets, objects of other kinds and shared buffers have no place in one.
+#: The steps that a pickle of images may use. Sets, other objects and shared buffers are not allowed.
 _STEPS = """
     PROTO FRAME STOP MARK POP POP_MARK DUP PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE
     INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING BINBYTES
@@ -95,16 +94,16 @@ class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             where = shortened(f"{module}.{name}")
-            raise pickle.UnpicklingError(f"it asks for {where}, which has no place in image data")
+            raise pickle.UnpicklingError(f"it asks for {where}, which image data does not need")
         return _ALLOWED[module, name]
 
     def check_keys(self, keys: list[Any]) -> None:
-        """Refuse keys of a dictionary that are no text, before they are hashed."""
+        """Refuse keys of a dictionary that are not text, before they are hashed."""
         if not all(isinstance(key, str | bytes) for key in keys):
-            raise pickle.UnpicklingError("it has a key that is no text")
+            raise pickle.UnpicklingError("it has a key that is not text")
 
     def check(self, step: str) -> None:
-        """Refuse what must not be done: too many steps, keys that are no text, changes of what is not its own."""
+        """Refuse forbidden steps: too many, keys that are not text, changes of anything but stand-ins."""
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise pickle.UnpicklingError(f"it takes more than {MOST_STEPS:,} steps")
@@ -113,11 +112,11 @@ class _Unpickler(pickle._Unpickler):
         elif step in ("SETITEMS", "DICT"):
             self.check_keys(self.stack[::2])
         elif step == "BUILD" and not isinstance(self.stack[-2], _PickledType | _PickledArray):
-            raise pickle.UnpicklingError("it changes something that is no array")
+            raise pickle.UnpicklingError("it changes something that is not an array")
 
 
 def _checked(name: str) -> Callable[[Any], None]:
-    # An array of bytes is read in the same way as bytes are: Python's step makes room for it before it looks for it.
+    # A bytearray is read like bytes: Python's own step would allocate its size before checking that the data is there.
     usual = "BINBYTES8" if name == "BYTEARRAY8" else name
     step = pickle._Unpickler.dispatch[getattr(pickle, usual)[0]]
 
@@ -129,7 +128,7 @@ def _checked(name: str) -> Callable[[Any], None]:
 
 
 def _refuse(_: Any) -> None:
-    raise pickle.UnpicklingError("it takes a step that has no place in image data")
+    raise pickle.UnpicklingError("it takes a step that image data does not need")
 
 
 _Unpickler.dispatch = dict.fromkeys(range(256), _refuse)
@@ -141,14 +140,14 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
     try:
         loaded = _Unpickler(content).load()
         if not isinstance(loaded, dict):
-            raise ValueError("it holds no dictionary")
+            raise ValueError("it is not a dictionary")
         return {
             key.decode("latin1") if isinstance(key, bytes) else key: (
                 value.to_numpy() if isinstance(value, _PickledArray) else value
             )
             for key, value in loaded.items()
         }
-    except Exception as error:  # damaged pickles raise almost anything
+    except Exception as error:  # damaged pickles may raise almost anything
         raise DataError(
             f"{where} is refused: it is not a pickled CIFAR-100 file ({shortened(str(error), 200)}). "
             "Download the original archive, cifar-100-python.tar.gz, again."

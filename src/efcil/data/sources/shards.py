@@ -1,4 +1,4 @@
-"""Parquet shards of images as the Hugging Face Hub lays them out: finding them and reading them piece by piece."""
+"""Parquet shards of images in the layout of the Hugging Face Hub: finding them and reading them in parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from efcil.data.decode import Encoded
 from efcil.errors import DataError
 from efcil.safe_json import parse
 
-#: What a row group may hold before it is decoded; a row group of usual files has a few MB.
+#: Limits of a row group, checked before it is decoded; usual files have row groups of a few MB.
 MOST_GROUP_BYTES = 512 * 2**20
 _NAMED_MISSING = 20
 _NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.parquet$")
@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.parquet$")
 
 @dataclass(frozen=True)
 class Rows:
-    """The images and labels of one row group, and where they begin in their shard."""
+    """The images and labels of one row group, and the number of its first row in the shard."""
 
     start: int
     images: list[Encoded]
@@ -32,7 +32,7 @@ class Rows:
 
 
 def find_shards(folder: Path) -> dict[str, list[Path]] | None:
-    """Return the train*.parquet and test*.parquet files in or below `folder`, or None when there is none at all."""
+    """Return the train*.parquet and test*.parquet files in or below `folder`, or None if there is none at all."""
     files = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -52,7 +52,7 @@ def find_shards(folder: Path) -> dict[str, list[Path]] | None:
             )
         for shard in shards:
             if not shard.is_file():  # a pipe might never end
-                raise DataError(f"{shard} is no regular file. Give a folder with the files of the dataset.")
+                raise DataError(f"{shard} is not a regular file. Give a folder with the files of the dataset.")
         _refuse_gaps(shards)
     return found
 
@@ -66,7 +66,7 @@ def count_rows(shard: Path) -> int:
 
 
 def class_names(shard: Path, label_column: str) -> tuple[str, ...] | None:
-    """Return the class names that the Hub keeps in a shard's schema, or None when there are none."""
+    """Return the class names that the Hub keeps in a shard's schema, or None if there are none."""
     metadata = _open(shard).schema_arrow.metadata or {}
     try:
         names = parse(metadata[b"huggingface"].decode())["info"]["features"][label_column]["names"]
@@ -76,7 +76,7 @@ def class_names(shard: Path, label_column: str) -> tuple[str, ...] | None:
 
 
 def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Rows]:
-    """Yield the rows of a shard, one row group at a time; errors name the shard and, where it is known, the row."""
+    """Yield the rows of a shard, one row group at a time; errors name the shard and, if known, the row."""
     opened = _open(shard)
     available = opened.schema_arrow.names
     for column in (image_column, label_column):
@@ -108,7 +108,7 @@ def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Row
 def _tables(opened: Any, shard: Path, image_column: str, label_column: str) -> Iterator[Any]:
     """Yield the two columns, some rows at a time; groups that would fill the memory are refused before they are read.
 
-    Equal images are kept once in a file, and so they are when it is read: a small file can name a large one many times.
+    Equal images are stored once in a file, and once in memory: a small file can refer to a large image many times.
     """
     import pyarrow
     from pyarrow import parquet
@@ -128,8 +128,8 @@ def _refuse_large(group: Any, columns: tuple[str, ...], shard: Path) -> None:
     size = sum(abs(chunk.total_uncompressed_size) for chunk in chunks if chunk.path_in_schema in columns)
     if size > MOST_GROUP_BYTES:
         raise DataError(
-            f"{shard} has a row group of {size / 2**20:,.0f} MiB, and at most {MOST_GROUP_BYTES / 2**20:.0f} are read "
-            "at once. Write it again with smaller row groups."
+            f"{shard} has a row group of {size / 2**20:,.0f} MiB, but at most {MOST_GROUP_BYTES / 2**20:.0f} are read "
+            "together. Write it again with smaller row groups."
         )
 
 
@@ -143,7 +143,7 @@ def _refuse_gaps(shards: list[Path]) -> None:
     numbered = [(int(match[1]), int(match[2])) for shard in shards if (match := _NUMBERED.search(shard.name))]
     for total in {total for _, total in numbered}:
         found = {number for number, of in numbered if of == total}
-        # A name can ask for any number of shards, so no more are looked for than are named.
+        # A name can claim any number of shards, so the search ends after as many as the message names.
         missing = list(itertools.islice((number for number in range(total) if number not in found), _NAMED_MISSING))
         if missing:
             split = shards[0].name.split("-")[0]
@@ -181,9 +181,9 @@ def _check_types(schema: Any, shard: Path, image_column: str, label_column: str)
             raise DataError(f"Column {image_column!r} of {shard} has no field 'bytes' (it has {', '.join(fields)}).")
         kind = kind.field("bytes").type
     if not (pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)):
-        raise DataError(f"Column {image_column!r} of {shard} holds {kind} where encoded images (binary) are expected.")
+        raise DataError(f"Column {image_column!r} of {shard} has {kind}, but encoded images (binary) are expected.")
     if not pyarrow.types.is_integer(label_kind):
-        raise DataError(f"Column {label_column!r} of {shard} holds {label_kind} where integer labels are expected.")
+        raise DataError(f"Column {label_column!r} of {shard} has {label_kind}, but integer labels are expected.")
 
 
 def _image_bytes(column: Any) -> Iterator[bytes | None]:

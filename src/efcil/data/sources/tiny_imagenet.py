@@ -30,7 +30,7 @@ class TinyImagenet(Source):
     fixed_size = 64
 
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
-        """Return Tiny-ImageNet from `path`, whichever of its classes are there."""
+        """Return Tiny-ImageNet from `path`, with the classes that are there."""
         self.check(path, options)
         assert path is not None
         root = self._root(path)
@@ -75,7 +75,7 @@ class TinyImagenet(Source):
         raise DataError(f"{path} holds no Tiny-ImageNet: there is no folder train in it. {self.expected}")
 
     def _validation_files(self, root: Path, identifiers: list[str]) -> Files:
-        # Scripts that sort the validation images into class folders often leave val/images behind, empty.
+        # Scripts that sort the validation images into class folders often leave an empty val/images.
         validation = root / "val"
         if (validation / "images").is_dir() and (images := images_below(validation / "images")):
             by_name = {image.name: image for image in images}

@@ -1,7 +1,7 @@
-"""The fast path: a backbone run as one fused operation, wherever that gives what the layers one by one would give.
+"""The fast path: a backbone run as one fused operation, if that gives the same result as layer by layer.
 
-The rest of the code knows two things of it: `IncrementalNetwork.features` uses it by itself once it is installed, and
-`plainly` is a context without it.
+The rest of the code knows two things about it: `IncrementalNetwork.features` uses it automatically once it is
+installed, and `plainly` is a context without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from efcil.network.incremental import IncrementalNetwork
 
 
 def install(network: IncrementalNetwork, dtype: torch.dtype) -> None:
-    """Run the network's backbone fused, in `dtype`, if it is one that can be; `network.path` then says so."""
+    """Run the network's backbone fused, in `dtype`, if that is possible; `network.path` then says so."""
     network.fast = FusedBackbone(network.backbone, dtype) if fits(network.backbone) else None
 
 
@@ -27,7 +27,7 @@ def remove(network: IncrementalNetwork) -> None:
 
 @contextmanager
 def plainly(network: IncrementalNetwork) -> Iterator[None]:
-    """Compute features layer by layer in full precision, with ordinary gradients, as long as the context lasts."""
+    """Compute features layer by layer in full precision, with ordinary gradients, inside the context."""
     fast, half = network.fast, network.half_precision
     network.fast, network.half_precision = None, False
     try:
@@ -35,4 +35,4 @@ def plainly(network: IncrementalNetwork) -> Iterator[None]:
     finally:
         network.fast, network.half_precision = fast, half
         if fast is not None:
-            fast.forget()  # some of PyTorch's optimisers change weights without counting it
+            fast.forget()  # some of PyTorch's optimisers change weights without increasing the version counter

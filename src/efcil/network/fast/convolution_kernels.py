@@ -1,10 +1,10 @@
 """Convolutions that cuDNN is slow at, as Triton kernels: those of kernel size 1, and the first one, of three colours.
 
-Both are small matrix products of pixels that are read where they lie. They are ours, and not cuBLAS's, for two reasons:
-no pixel is copied first; and cuBLAS's bfloat16 products leave part of their result unwritten in a process that may use
-only a share of the GPU (NVIDIA MPS; seen with CUDA 13.0 on an H200).
+Both are small matrix products of pixels that are read in place. We do not use cuBLAS for two reasons: no pixel is
+copied first; and cuBLAS's bfloat16 products leave part of their result unwritten in a process that may use only a share
+of the GPU (NVIDIA MPS; seen with CUDA 13.0 on an H200).
 
-Sums over many rows are split and finished in a second small kernel: no atomics, the same bits every time.
+Sums over many rows are split and finished in a second small kernel: no atomics, so always the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_SPLITS = 1024
 
 @triton.jit
 def _seen(x, row, k, rows, K, H, W, HO, WO, stride, padding, side: tl.constexpr):
-    """Return what pixels `row` of an HO x WO map see at places `k` of their window in the H x W map.
+    """Return the values that pixels `row` of an HO x WO map read at positions `k` of their window in the H x W map.
 
     A window of side 1 is a pixel, and `k` a channel; a larger one is of three colours, and `k` (down, across, colour).
     """
@@ -103,7 +103,7 @@ def _tile(size: int) -> int:
 
 
 def dense(x: Tensor) -> Tensor:
-    """Return a tensor in channels-last order without gaps: itself, where it is."""
+    """Return a tensor in dense channels-last order; the tensor itself if it already is."""
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -117,7 +117,7 @@ def _multiply(
     padding: int = 0,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return the product of what windows of `x` hold and a matrix (k, outputs) that lies in `weight` with `strides`."""
+    """Return the product of the windows of `x` and a matrix (k, outputs) stored in `weight` with `strides`."""
     batch, channels, height, width = x.shape
     size = [(length + 2 * padding - side) // stride + 1 for length in (height, width)]
     out = torch.empty(batch, *size, outputs, device=x.device, dtype=x.dtype)
@@ -133,7 +133,7 @@ def _multiply(
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor, side: int, stride: int, padding: int) -> Tensor:
-    """Return the gradient (outputs, inputs, side, side) of the weight of a convolution, from that of its result."""
+    """Return the gradient (outputs, inputs, side, side) of the weight of a convolution, from that of its output."""
     gradient, x = dense(gradient), dense(x)
     batch, outputs, high, wide = gradient.shape
     k, rows = x.shape[1] * side * side, batch * high * wide

@@ -1,18 +1,18 @@
-"""The backbone as one differentiable operation, written out forwards and backwards.
+"""The backbone as one differentiable operation, with its forward and backward pass written out.
 
 A training step of a small ResNet is dominated not by its convolutions but by everything around them: BatchNorm as
 separate kernels, casts, layout copies, unfused additions. Here the whole backbone is a single autograd node:
 
-- weights are kept once more as one flat buffer in the working type (bfloat16 on CUDA), channels-last;
-- where BatchNorm is frozen, its scale is folded into those weights and its shift added together with the residual and
+- weights have a second copy in one flat buffer in the working type (bfloat16 on CUDA), channels-last;
+- if BatchNorm is frozen, its scale is folded into those weights and its shift added together with the residual and
   the ReLU in one pass; the optimiser unfolds the gradient (chain rule: d/dW = scale * d/d(scale * W));
-- where BatchNorm trains, statistics, normalisation, residual and ReLU are two passes over the activations;
-- weight gradients run on side streams, since nothing waits for them but the optimiser, and the optimiser moves a weight
-  as soon as its gradient is there.
+- if BatchNorm trains, statistics, normalisation, residual and ReLU are two passes over the activations;
+- weight gradients run on side streams, since only the optimiser waits for them, and the optimiser updates a weight as
+  soon as its gradient is ready.
 
 The parameters stay those of the `ResNet` module: this class only reads them, and the flat optimiser
-(engine/optimiser.py) writes both. Whatever else writes them is noticed by their version counters, and the working
-weights are made anew. The same code runs on the CPU with the plain operations, which is how it is tested.
+(engine/optimiser.py) writes both. Any other write is noticed by their version counters, and the working weights are
+then written again. The same code runs on the CPU with the plain operations, which is how it is tested.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from efcil.network.fast import operations
 from efcil.network.resnet import BasicBlock, BatchNorm, ResNet
 
 SIDE_STREAMS = 3
-LARGEST_TENSOR = 2**31 - 2**16  # offsets in kernels have 32 bits, and whole tiles may reach beyond the end
+LARGEST_TENSOR = 2**31 - 2**16  # offsets in kernels have 32 bits, and full tiles may extend beyond the end
 
-#: Priorities of CUDA streams: what the rest of a step waits for, what only the optimiser waits for. The preparation of
-#: later steps has the default, 0, and gets what these two leave idle.
+#: Priorities of CUDA streams: work that the rest of a step waits for, work that only the optimiser waits for. The
+#: preparation of later steps has the default, 0, and uses what these two leave idle.
 FIRST, SECOND = -2, -1
 
 
 def _operations_for(device: torch.device) -> ModuleType:
-    """Triton kernels where they can be compiled, plain PyTorch elsewhere."""
+    """Triton kernels if they can be compiled, else plain PyTorch."""
     if not compiled(device):
         return operations
     from efcil.network.fast import kernels
@@ -51,7 +51,7 @@ def _operations_for(device: torch.device) -> ModuleType:
 
 
 def fits(backbone: nn.Module) -> bool:
-    """Say whether this file computes what the backbone computes: a `ResNet` of its own layers, and nothing added."""
+    """Return whether this file computes what the backbone computes: a `ResNet` of its own layers, nothing added."""
     modules = list(backbone.modules())
     return (
         type(backbone) is ResNet
@@ -62,17 +62,17 @@ def fits(backbone: nn.Module) -> bool:
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Say whether something is to be called whenever this layer runs."""
+    """Return whether the layer has hooks, which are called whenever it runs."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 
 class _Versions:
-    """The versions of some tensors at one moment. PyTorch counts a tensor's changes on the host: nothing waits."""
+    """The versions of some tensors at one moment. PyTorch counts a tensor's changes on the host, without waiting."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors  # kept, so that no new tensor can be taken for one of them
+        self.tensors = tensors  # kept, so that no new tensor can be mistaken for one of them
         self.numbers = [self._number(tensor) for tensor in tensors]
 
     @staticmethod
@@ -80,7 +80,7 @@ class _Versions:
         return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
     def hold(self, tensors: list[Tensor]) -> bool:
-        """Say whether these are the same tensors, unchanged."""
+        """Return whether these are the same tensors, unchanged."""
         return len(tensors) == len(self.tensors) and all(
             mine is theirs and number == self._number(theirs)
             for mine, theirs, number in zip(self.tensors, tensors, self.numbers, strict=True)
@@ -119,7 +119,7 @@ class _Backbone(torch.autograd.Function):
 
 
 class FusedBackbone:
-    """Runs a `ResNet` forwards and backwards in few, large operations. See the module's text."""
+    """Runs forward and backward passes of a `ResNet` in few, large operations. See the module's docstring."""
 
     def __init__(self, backbone: ResNet, dtype: torch.dtype) -> None:
         self.backbone = backbone
@@ -147,28 +147,28 @@ class FusedBackbone:
         self._children = [(module, tuple(module._modules.values())) for module in backbone.modules()]
         self._parameters = [(m, name, p) for m, _ in self._children for name, p in m._parameters.items()]
         self._weight_versions, self._norm_versions = _Versions([]), _Versions([])
-        #: Whether a training step is under way whose optimiser takes the gradients that are computed here.
+        #: Whether a training step is running whose optimiser takes the gradients that are computed here.
         self.learning = False
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         #: Called with (number, gradient) as soon as a weight gradient is final; an optimiser that can use it sets it
-        #: for the length of a backward pass.
+        #: during a backward pass.
         self.update: Callable[[int, Tensor], None] | None = None
         cuda = device.type == "cuda"
         self._sides = [torch.cuda.Stream(device, priority=SECOND) for _ in range(SIDE_STREAMS if cuda else 0)]
         self._forward_calls = 0
         self._backward_calls = 0
-        # cuDNN adds shift, residual and ReLU to a convolution for free; it wants the shift in the working type.
+        # cuDNN adds shift, residual and ReLU to a convolution for free; it needs the shift in the working type.
         self._cudnn = cuda and dtype in (torch.bfloat16, torch.float16)
         self._half_bias = self.bias.to(dtype)
         self._half_biases = list(self._half_bias.split(channels))
-        #: The weights of convolutions of stride 1 as the backward pass wants them, once an optimiser asks for them.
+        #: The weights of convolutions of stride 1 as the backward pass needs them, once an optimiser asks for them.
         self._turned: dict[int, Tensor] = {}
         self._nothing: dict[tuple[int, ...], Tensor] = {}
 
     # -- weights -----------------------------------------------------------------------------------------------
 
     def scales(self) -> list[Tensor]:
-        """Return, for every convolution, the factors (outputs,) of the frozen BatchNorm behind it."""
+        """Return, for every convolution, the factors (outputs,) of the frozen BatchNorm after it."""
         return [
             (norm.weight.detach() * torch.rsqrt(self._variance(norm) + norm.eps)).to(self.bias.dtype)
             for norm in self.norms
@@ -180,11 +180,11 @@ class FusedBackbone:
         return norm.running_var
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedBackbone:
-        """Return one for the copy of the backbone; nothing else is worth copying."""
+        """Return one for the copy of the backbone; nothing else needs to be copied."""
         return FusedBackbone(copy.deepcopy(self.backbone, memo), self.dtype)
 
     def renew(self) -> None:
-        """Write the working weights anew if they are not those of the module's parameters in its present mode."""
+        """Write the working weights again if they differ from the module's parameters in its present mode."""
         frozen = not self.backbone.training
         if (
             self.folded is not frozen
@@ -194,24 +194,24 @@ class FusedBackbone:
             self.refresh(folded=frozen)
 
     def written(self) -> None:
-        """Take note that an optimiser has moved the convolutions, and the working weights with them."""
+        """Record that an optimiser has updated the convolutions and their working weights."""
         self._weight_versions = _Versions(self._weight_sources())
 
     def forget(self) -> None:
-        """Have the working weights written anew before they are next used."""
+        """Have the working weights written again before their next use."""
         self.folded = None
 
     def _weight_sources(self) -> list[Tensor]:
         return [convolution._parameters["weight"] for convolution in self.convolutions]  # type: ignore[misc]
 
     def _norm_sources(self) -> list[Tensor]:
-        # PyTorch does not count changes of the running statistics by a BatchNorm, but it counts that of the counter.
+        # A BatchNorm's updates of its running statistics do not raise their version counters, but that of its counter.
         both = (values for norm in self.norms for values in (norm._parameters.values(), norm._buffers.values()))
         return [tensor for values in both for tensor in values if tensor is not None]
 
     @torch.no_grad()
     def refresh(self, folded: bool) -> None:
-        """Write the working weights anew from the module's parameters, with BatchNorm folded in or not."""
+        """Write the working weights again from the module's parameters, with BatchNorm folded in or not."""
         self.written()
         self._norm_versions = _Versions(self._norm_sources())
         scales = self.scales()
@@ -233,10 +233,10 @@ class FusedBackbone:
             self.turn(index)
 
     def train_convolutions(self) -> None:
-        """Keep, from now on, what a training step needs of the weights besides themselves.
+        """Keep, from now on, the copies of weights that a training step needs.
 
-        cuDNN is faster at convolutions than at the gradients of their inputs, which are convolutions too where the
-        stride is 1: with the weights turned by half a turn, inputs and outputs exchanged.
+        cuDNN is faster at convolutions than at the gradients of their inputs. If the stride is 1, these gradients are
+        convolutions too: with the weights rotated by 180 degrees, inputs and outputs exchanged.
         """
         for index, convolution in enumerate(self.convolutions):
             if index == 0 or convolution.stride != (1, 1) or convolution.kernel_size == (1, 1):
@@ -247,7 +247,7 @@ class FusedBackbone:
             self.turn(index)
 
     def turn(self, index: int) -> None:
-        """Renew the turned weight of a convolution that has moved; does nothing for those that have none."""
+        """Renew the rotated weight of a convolution that was updated; does nothing for those that have none."""
         if index in self._turned:
             self.operations.turn(self.weights[index], self._turned[index])
 
@@ -257,11 +257,11 @@ class FusedBackbone:
     # -- running -----------------------------------------------------------------------------------------------
 
     def applies(self, images: Tensor) -> bool:
-        """Say whether calling this is the same as calling the backbone, as it is now, layer by layer.
+        """Return whether calling this is the same as calling the backbone, as it is now, layer by layer.
 
-        It is not where layers, weights (as `torch.func.functional_call` does), modes or hooks are no longer those of
-        the backbone that this was made for, nor for gradients that would be lost: those of the images, and those
-        outside of a training step.
+        It is not if layers, weights (as with `torch.func.functional_call`), modes or hooks are no longer those of the
+        backbone that this was made for, or if gradients would be lost: those of the images, and those outside of a
+        training step.
         """
         if torch.is_grad_enabled() and (images.requires_grad or (self._trains() and not self.learning)):
             return False
@@ -292,18 +292,18 @@ class FusedBackbone:
         return torch.cat([self.run_forward(piece, keep=False)[0] for piece in images.split(most)])
 
     def _largest_batch(self, height: int, width: int) -> int:
-        """Return how many images keep the largest activation, the first, within what the kernels' offsets reach."""
+        """Return how many images keep the largest activation, the first, within the range of the kernels' offsets."""
         first = self.backbone.conv1
         area = -(-height // first.stride[0]) * -(-width // first.stride[1])
         return max(1, LARGEST_TENSOR // (first.out_channels * area))
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a backward pass has come through here since `zero_grad`."""
+        """Whether there was a backward pass through here since `zero_grad`."""
         return self._backward_calls > 0
 
     def zero_grad(self) -> None:
-        """Forget the gradients of the last step."""
+        """Clear the gradients of the last step."""
         self._forward_calls = 0
         self._backward_calls = 0
 
@@ -355,7 +355,7 @@ class FusedBackbone:
         residual = shortcut
         if isinstance(shortcut, tuple):
             residual = self._convolve(shortcut[0], shortcut[1])
-        # PyTorch's operation ignores the wish for algorithms that repeat.
+        # PyTorch's operation ignores the setting for deterministic algorithms.
         if self._cudnn and not torch.backends.cudnn.deterministic:
             weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
             shape: Any = (convolution.stride, convolution.padding, (1, 1), 1)
@@ -367,8 +367,8 @@ class FusedBackbone:
     def _zeros(self, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         """Return the residual of a layer without one, the same memory for all of them.
 
-        PyTorch's operation without a residual hands cuDNN its own, uninitialised result as one of weight zero, and zero
-        times a NaN is a NaN.
+        Without a residual, PyTorch's operation passes its own uninitialised result to cuDNN as a residual of weight
+        zero, and zero times a NaN is a NaN.
         """
         height, width = (
             (size + 2 * (kernel // 2) - kernel) // stride + 1
@@ -408,11 +408,11 @@ class FusedBackbone:
             norm.eps,
         )
 
-    # -- backwards ---------------------------------------------------------------------------------------------
+    # -- backward pass -----------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def run_backward(self, saved: _Saved, gradient: Tensor) -> None:
-        """Compute the gradients of the flat weights (and of scale and shift, where BatchNorm trains)."""
+        """Compute the gradients of the flat weights (and of scale and shift, if BatchNorm trains)."""
         walk = _Backward(self, saved.frozen)
         down, other = self.operations.pool_mask(gradient, saved.activations[-1][-1]), None
         last = True
@@ -445,17 +445,17 @@ class FusedBackbone:
 
 
 class _Backward:
-    """One walk back through the backbone: input gradients on the current stream, weight gradients beside it."""
+    """One backward pass through the backbone: input gradients on the current stream, weight gradients on others."""
 
     def __init__(self, fused: FusedBackbone, frozen: bool) -> None:
         self.fused = fused
         self.frozen = frozen
-        # Where this is the step's only pass through the backbone, a weight can move as soon as its gradient is there.
+        # If this is the only pass of the step through the backbone, weights are updated as soon as gradients are ready.
         self.update = fused.update if fused._forward_calls == 1 and not fused.has_gradient else None
         self.weight_gradients: list[Tensor | None] = [None] * len(fused.convolutions)
         self.waiting: list[int | None] = [None] * max(len(fused._sides), 1)
         self.turn = 0
-        # Tensors used on a side stream must outlive it: the allocator would otherwise hand their memory out again.
+        # Tensors used on a side stream must outlive that use: otherwise the allocator would reuse their memory.
         self.held: list[Tensor] = []
 
     def enter(
@@ -467,10 +467,10 @@ class _Backward:
         other: Tensor | None = None,
         plain_relu: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Go back through the ReLU (if `activation` is given) and the BatchNorm behind `convolution`.
+        """Backward pass of the ReLU (if `activation` is given) and the BatchNorm after `convolution`.
 
-        Returns the gradient of the convolution's output, and the one between ReLU and BatchNorm. Where BatchNorm is
-        folded into the weights the two are the same.
+        Returns the gradient of the convolution's output, and the one between ReLU and BatchNorm. If BatchNorm is
+        folded into the weights, the two are the same.
         """
         fused = self.fused
         if self.frozen:
@@ -492,7 +492,7 @@ class _Backward:
         return through, summed
 
     def convolution(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
-        """Return the gradient of the input; that of the weight goes to a side stream."""
+        """Return the gradient of the input; that of the weight is computed on a side stream."""
         weight = self.fused._weight(convolution)
 
         def backward(need: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
@@ -520,7 +520,7 @@ class _Backward:
         return operations.project_input(gradient, weight)
 
     def _aside(self, convolution: nn.Conv2d, compute: Callable[[], Tensor], *used: Tensor) -> None:
-        """Compute a weight gradient on the side stream whose turn it is."""
+        """Compute a weight gradient on the next side stream."""
         fused = self.fused
         index = fused._index[id(convolution)]
 
@@ -540,7 +540,7 @@ class _Backward:
         self.turn = (self.turn + 1) % len(fused._sides)
 
     def _move_on(self, turn: int) -> None:
-        """Hand the last weight gradient of a side stream to the optimiser.
+        """Pass the last weight gradient of a side stream to the optimiser.
 
         Not earlier, because the input gradient of that layer, on the main stream, still reads the weight; by now this
         side stream has waited for it.
@@ -553,7 +553,7 @@ class _Backward:
         self.waiting[turn] = None
 
     def finish(self) -> None:
-        """Wait for the weight gradients; write them into the flat buffer unless the optimiser has had them already."""
+        """Wait for the weight gradients; write them into the flat buffer unless the optimiser already has them."""
         fused = self.fused
         current = torch.cuda.current_stream() if fused._sides else None
         for turn, side in enumerate(fused._sides):

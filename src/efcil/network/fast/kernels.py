@@ -1,8 +1,8 @@
 """The operations of operations.py as Triton kernels, for CUDA devices.
 
 All activations are dense channels-last tensors, so a tensor is a row-major matrix (batch * h * w, channels).
-Reductions are split over rows and finished in a second small kernel: no atomics, the same bits every time. Numbers that
-take many values, such as those of rows, are not specialised on: nothing is compiled anew for a multiple of 16.
+Reductions are split over rows and finished in a second small kernel: no atomics, so always the same bits. Arguments
+that take many values, such as numbers of rows, are not specialised on: a multiple of 16 does not trigger a compilation.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _ABSENT, _WHOLE, _HALVED = 0, 1, 2
 
 
 def _kind(other: Tensor | None, like: Tensor) -> int:
-    """Say whether a second gradient is absent, as large as the first, or one of every other row and column."""
+    """Return whether a second gradient is absent, as large as the first, or of every other row and column."""
     if other is None:
         return _ABSENT
     return _WHOLE if other.shape == like.shape else _HALVED
@@ -82,7 +82,7 @@ def _kind(other: Tensor | None, like: Tensor) -> int:
 
 @triton.jit
 def _halved(pixel, H, W):
-    """Say which pixels lie on even rows and columns, and which pixel of the halved map each of those is."""
+    """Return which pixels are on even rows and columns, and which pixel of the halved map each of those is."""
     column = pixel % W
     row = pixel // W % H
     there = (row % 2 == 0) & (column % 2 == 0)
@@ -205,7 +205,7 @@ def _finish_statistics(
 
 
 class _Reduction(NamedTuple):
-    """How a sum over rows is cut up: at most `most` pieces, each read by one program in tiles of `rows`."""
+    """How a sum over rows is split: at most `most` pieces, each read by one program in tiles of `rows`."""
 
     rows: int
     most: int
@@ -213,13 +213,13 @@ class _Reduction(NamedTuple):
     stages: int
 
     def pieces(self, rows: int) -> tuple[int, int]:
-        """Return the number of pieces, of whole tiles, and the rows of each."""
+        """Return the number of pieces (of whole tiles) and the rows of each."""
         per_piece = triton.cdiv(triton.cdiv(rows, self.most), self.rows) * self.rows
         return triton.cdiv(rows, per_piece), per_piece
 
 
 def _reduction(channels: int) -> _Reduction:
-    """Return what was fastest on an H200, six streams at a time: wide layers have few rows, and few pieces of them."""
+    """Return the split that was fastest on an H200 with six streams: wide layers have few rows, so few pieces."""
     if channels <= 128:
         return _Reduction(rows=64, most=256, warps=4, stages=3)
     return _Reduction(rows=128, most=512, warps=4, stages=1)
@@ -255,7 +255,7 @@ def batch_statistics(
 
 @triton.jit
 def _normalise_relu(x, s, r, t, y, n, C: tl.constexpr, HAS_R: tl.constexpr, HAS_T: tl.constexpr, BLOCK: tl.constexpr):
-    # From the end, which the pass before this one has read last: it may still be in the cache.
+    # From the end, which the previous pass read last: it may still be in the cache.
     offset = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < n
     channel = offset % C

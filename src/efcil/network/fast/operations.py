@@ -1,7 +1,7 @@
 """The operations of the fused backbone other than 3x3 convolutions, in plain PyTorch.
 
 `kernels.py` has the same functions as Triton kernels; this version is the reference they are tested against
-and what runs where there is no CUDA device. Activations are (batch, channels, h, w), usually channels-last.
+and runs if there is no CUDA device. Activations are (batch, channels, h, w), usually channels-last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor
 def mask(gradient: Tensor, activation: Tensor, other: Tensor | None = None) -> Tensor:
     """Return (gradient (+ other)) where `activation` > 0, else 0: the backward pass of a ReLU.
 
-    `other` may hold every other row and column alone, as the gradient of a stride-2 projection does; the rest is zero.
+    `other` may hold only every other row and column, as the gradient of a stride-2 projection does; the rest is zero.
     """
     total = gradient if other is None else gradient + spread(other, gradient)
     return total * (activation > 0)
@@ -45,15 +45,15 @@ def stem(images: Tensor, weight: Tensor, stride: int, padding: int, bias: Tensor
 
 
 def stem_weight(gradient: Tensor, images: Tensor, side: int, stride: int, padding: int) -> Tensor:
-    """Return the gradient of the weight (outputs, 3, side, side) of `stem`, from that of the convolution's result."""
+    """Return the gradient of the weight (outputs, 3, side, side) of `stem`, from that of the convolution's output."""
     shape = (gradient.shape[1], images.shape[1], side, side)
     return conv2d_weight(images, shape, gradient, stride, padding)
 
 
 def turn(weight: Tensor, into: Tensor) -> None:
-    """Write `weight` (outputs, inputs, h, w), turned by half a turn, into `into` (inputs, outputs, h, w).
+    """Write `weight` (outputs, inputs, h, w), rotated by 180 degrees, into `into` (inputs, outputs, h, w).
 
-    The gradient of a convolution's input, where its stride is 1, is the convolution with that.
+    If the stride of a convolution is 1, the gradient of its input is the convolution with that.
     """
     into.copy_(weight.flip(2, 3).transpose(0, 1))
 
@@ -64,12 +64,12 @@ def project(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 
 def project_input(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of the pixels that `project` reads, from that of its result."""
+    """Return the gradient of the pixels that `project` reads, from that of its output."""
     return (gradient.permute(0, 2, 3, 1) @ weight.flatten(1)).permute(0, 3, 1, 2)
 
 
 def project_weight(gradient: Tensor, x: Tensor, stride: int) -> Tensor:
-    """Return the gradient of the weight of `project`, from that of its result."""
+    """Return the gradient of the weight of `project`, from that of its output."""
     rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
     return (rows.T @ _read(x, stride).flatten(0, 2))[:, :, None, None]
 
@@ -86,7 +86,7 @@ def pool(activation: Tensor) -> Tensor:
 
 
 def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
-    """Spread the gradient (batch, channels) of `pool` over the map and go back through the ReLU before it."""
+    """Backward pass of `pool` and the ReLU before it: the gradient (batch, channels) is spread over the map."""
     area = activation.shape[2] * activation.shape[3]
     spread = (gradient / area).to(activation.dtype)[:, :, None, None]
     return (spread * (activation > 0)).contiguous(memory_format=torch.channels_last)
@@ -101,7 +101,7 @@ def batch_statistics(
     momentum: float,
     epsilon: float,
 ) -> Tensor:
-    """Return (4, channels): mean, 1/std, scale and shift of this batch's normalisation; move the running statistics."""
+    """Return (4, channels): mean, 1/std, scale and shift of this batch's normalisation; update running statistics."""
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     count = x.numel() // x.shape[1]
     variance, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
@@ -136,11 +136,11 @@ def normalise_backward(
     other: Tensor | None = None,
     plain_relu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Go back through a batch normalisation, and through the ReLU behind it where `activation` is given.
+    """Backward pass of a batch normalisation and, if `activation` is given, of the ReLU after it.
 
     Returns the gradient of `x`, and the gradient that entered the normalisation: (gradient (+ other)) where
-    `activation` > 0. Writes the gradients of scale and shift. With `plain_relu` the ReLU came directly behind the
-    normalisation, so that its sign can be worked out from `x` again; the second result is then not to be used.
+    `activation` > 0. Writes the gradients of scale and shift. With `plain_relu` the ReLU came directly after the
+    normalisation, so that its sign can be computed from `x` again; the second result must then not be used.
     """
     if plain_relu:
         sign = x * statistics[2][None, :, None, None] + statistics[3][None, :, None, None]
