@@ -128,6 +128,7 @@ def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
         folder.truncate_metrics(lambda line: line["task"] <= 0)
         return state
     card, tensors = model_folder.read_raw(folder.model)
+    checkpoint.tidy(folder.model, model_folder.STEM)  # a killed process may have left the tensors of the state before
     facts = card.experiment
     if facts is None:
         raise CheckpointError(_foreign(plan, "it is not the state of a run"))
