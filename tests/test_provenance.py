@@ -80,6 +80,18 @@ def test_a_model_of_another_run_is_refused(change: dict[str, Any], few: Dataset,
         run_one(settings, tmp_path / "here", few, quiet=True)
 
 
+def test_a_refused_model_costs_no_tensors(few: Dataset, tmp_path: Path) -> None:
+    """A state of another run put over ours: what is still there of ours stays, so that it can be put right."""
+    here = stopped(BASE, tmp_path / "here", few, 1)
+    there = stopped(dataclasses.replace(BASE, seed=1, class_seed=0), tmp_path / "there", few, 1)
+    shutil.copytree(there.model, here.model, dirs_exist_ok=True)
+    before = sorted(here.model.iterdir())
+    assert len(before) == 3, "one description, and the tensors of both"
+    with pytest.raises(EfcilError, match="belongs to another run"):
+        run_one(BASE, tmp_path / "here", few, quiet=True)
+    assert sorted(here.model.iterdir()) == before
+
+
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 def test_the_middle_of_another_run_is_not_resumed(change: dict[str, Any], few: Dataset, tmp_path: Path) -> None:
     settings = dataclasses.replace(BASE, method=change.get("method", "finetune"))
@@ -163,7 +175,7 @@ def test_joint_training_says_which_tasks_were_computed_otherwise(few: Dataset, t
     """Its card has one visit: every training begins anew, and replaces the one before."""
     settings = dataclasses.replace(BASE, method="joint", overrides={"when": "every"}, batch_size=16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("efcil.experiment.run.Run._stop_if_asked", _stop_after_the_first_task)
+        patch.setattr("efcil.experiment.run.Run.stop_if_asked", _stop_after_the_first_task)
         with pytest.raises(Interrupted):
             run_one(settings, tmp_path, few, quiet=True)
     torch.set_num_threads(threads + 1)
@@ -185,7 +197,7 @@ def test_joint_training_resumes_the_task_it_says(few: Dataset, tmp_path: Path) -
     stop = StopRequest()
     stop.requested = True
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("efcil.experiment.run.Run._stop_if_asked", lambda run: None)
+        patch.setattr("efcil.experiment.run.Run.stop_if_asked", lambda run: None)
         with pytest.raises(Interrupted):
             run_one(settings, tmp_path, few, quiet=True, stop=stop)
     run = RunFolder(run_one(settings, str(tmp_path), few, quiet=True))  # type: ignore[arg-type]

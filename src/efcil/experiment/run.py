@@ -134,7 +134,7 @@ class Run:
         resumable = True  # later, a checkpoint found there is of a task that this process has finished
         for index in range(done, plan.tasks):
             if plan.is_measured(index):
-                self._stop_if_asked()
+                self.stop_if_asked()
                 self._run_task(index, test, resumable)
                 resumable = False
         self.saving.wait()
@@ -188,7 +188,8 @@ class Run:
         rows = {name: evaluate(method, test, plan.scenario, index, name)[0] for name in names}
         return {"classifiers": {name: float(np.average(row, weights=sizes)) for name, row in rows.items()}}
 
-    def _stop_if_asked(self) -> None:
+    def stop_if_asked(self) -> None:
+        """Raise `Interrupted` if a stop was asked for, once the last task is saved."""
         if self.stop.requested:
             self.saving.wait()
             raise self.interrupted(f"Stopped after task {self.state.completed}.")
@@ -342,4 +343,4 @@ class _TaskUnderWay:
         if not self.waiting:
             self.waiting = True
             self.run.progress.say(f"waiting for the first task, which another process ({owner}) is training")
-        self.run._stop_if_asked()
+        self.run.stop_if_asked()

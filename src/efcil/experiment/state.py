@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from efcil.engine import checkpoint, hardware
+from efcil.engine.background import Background
 from efcil.engine.checkpoint import CheckpointError
 from efcil.environment import code
 from efcil.experiment.plan import Plan
@@ -71,7 +72,7 @@ class RunState:
         self.card = replace(self.card, classes=(*before[0], *classes), visits=(*before[1], visit))
 
 
-def save(plan: Plan, state: RunState, clock: hardware.Clock, saving: Any) -> None:
+def save(plan: Plan, state: RunState, clock: hardware.Clock, saving: Background) -> None:
     """Save the end of the last completed task as the point from which the run resumes.
 
     The state is copied now and written while the next task trains. Until it is written, the run would resume from the
@@ -111,7 +112,7 @@ def _facts(plan: Plan, state: RunState, clock: hardware.Clock) -> dict[str, Any]
     }
 
 
-def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
+def restore(plan: Plan, clock: hardware.Clock, say: Callable[[str], None]) -> RunState:
     """Return the state after the last finished task, and remove what was written about the next one."""
     state = RunState.start(plan)
     folder = plan.folder
@@ -128,11 +129,11 @@ def restore(plan: Plan, clock: hardware.Clock, say: Any) -> RunState:
         folder.truncate_metrics(lambda line: line["task"] <= 0)
         return state
     card, tensors = model_folder.read_raw(folder.model)
-    checkpoint.tidy(folder.model, model_folder.STEM)  # a killed process may have left the tensors of the state before
     facts = card.experiment
     if facts is None:
         raise CheckpointError(_foreign(plan, "it is not the state of a run"))
     _refuse_other(plan, facts)
+    checkpoint.tidy(folder.model, model_folder.STEM)  # a killed process may have left the tensors of the state before
     state.card = replace(card, experiment=None, continues=None)
     state.completed = facts["completed"]
     state.agnostic = np.array(facts["agnostic"], dtype=float)
