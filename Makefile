@@ -31,7 +31,7 @@ test-lowest:                         ## tests with the lowest versions that pypr
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(PYTHON) tools/lowest.py --leave-out $(LEAVE_OUT) > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt \
-	    '$(TORCH)' -e '.[dev,hub,onnx]'
+	    '$(TORCH)' -e '.[dev,hub,onnx,pretrained,serve,heic,completion]'
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto
 
 docs: $(VENV)/.docs                  ## docs/settings.md from the code, then the site, in site/
@@ -49,7 +49,7 @@ $(VENV)/.run: $(VENV)/bin/python $(FILES)
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python $(FILES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,hub,onnx]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,hub,onnx,pretrained,serve,heic,completion]'
 	touch $@ $(VENV)/.run
 
 $(VENV)/.docs: $(VENV)/bin/python $(FILES)
