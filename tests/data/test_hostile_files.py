@@ -1,7 +1,8 @@
 """Data files made to hang, to fill the memory or to be believed: each must end in a sentence, soon."""
 
-from __future__ import dataclasses
+from __future__ import annotations
 
+import dataclasses
 import gzip
 import inspect
 import io
