@@ -14,7 +14,7 @@ from efcil.report.evaluation_words import counted, file_name, leaning, percent, 
 FORMATS = ("text", "json", "csv", "html")
 #: Of more classes, the confusion matrix would not fit into a terminal.
 MOST_IN_MATRIX = 12
-SHOWN_CONFUSIONS, SHOWN_MISTAKES, SHOWN_UNREADABLE, SHOWN_CLASSES = 10, 10, 10, 20
+SHOWN_CONFUSIONS, SHOWN_MISTAKES, SHOWN_CLASSES = 10, 10, 20
 
 COLUMNS = (
     "class", "known", "task", "images", "answered", "correct", "precision", "recall", "recall_low", "recall_high", "f1",
@@ -59,10 +59,12 @@ def text(found: Evaluation) -> str:
 
 
 def _summary(found: Evaluation) -> list[str]:
+    where = [f"images in {printable(found.data)}", ""] if found.data else []
     if found.accuracy is None or found.interval is None:
-        return [headline(found)]
+        return [*where, headline(found)]
     low, high = found.interval
     lines = [
+        *where,
         f"accuracy           {percent(found.accuracy):>6}  {found.correct:,} of {found.images:,} images; "
         f"95% interval {100 * low:.1f} to {100 * high:.1f}",
         f"balanced accuracy  {percent(found.balanced_accuracy):>6}  mean recall of "
@@ -109,9 +111,13 @@ def wrong_answer(found: Evaluation, place: int) -> list[str]:
     return [short(found.classes[answer].name), f"({int(row[answer])})"] if row[answer] else []
 
 
+def _in_matrix(found: Evaluation) -> list[int]:
+    return [place for place, each in enumerate(found.classes) if each.images or each.answered]
+
+
 def _matrix(found: Evaluation) -> list[str]:
     """The confusion matrix; classes without images and answers are left out."""
-    places = [place for place, each in enumerate(found.classes) if each.images or each.answered]
+    places = _in_matrix(found)
     if not 2 <= len(places) <= MOST_IN_MATRIX:
         return []
     width = max(3, len(str(found.confusion.max())) + 1)
@@ -125,8 +131,9 @@ def _matrix(found: Evaluation) -> list[str]:
 
 
 def _confusions(found: Evaluation) -> list[str]:
+    """The most frequent confusions, where a matrix would not fit."""
     confusions = found.confusions
-    if not confusions:
+    if not confusions or len(_in_matrix(found)) <= MOST_IN_MATRIX:
         return []
     lines = ["most frequent confusions"]
     for truth, answer, images in confusions[:SHOWN_CONFUSIONS]:
@@ -164,9 +171,9 @@ def _left_out(found: Evaluation) -> list[str]:
     if missing := found.without_images:
         lines.append(f"{counted(len(missing), 'class', 'classes')} of the model without images here: {_named(missing)}")
     if found.unreadable:
-        lines.append(f"{counted(len(found.unreadable), 'image')} could not be read, and not counted:")
-        lines += [f"  {printable(each.reason)}" for each in found.unreadable[:SHOWN_UNREADABLE]]
-        lines += _more(len(found.unreadable) - SHOWN_UNREADABLE, "image")
+        # The command names them as it does for predictions, and JSON and the page list them.
+        verb = "is" if len(found.unreadable) == 1 else "are"
+        lines.append(f"{counted(len(found.unreadable), 'image')} could not be read, and {verb} not counted")
     return lines
 
 

@@ -27,7 +27,7 @@ from efcil.report.html import STYLE
 THUMBNAIL, SHOWN_MISTAKES = 160, 24
 #: A heat map of more classes is a picture without numbers.
 MOST_IN_TABLE = 40
-SHOWN_CONFUSIONS, SHOWN_LISTED = 20, 50
+SHOWN_CONFUSIONS, SHOWN_LISTED = 15, 50
 _RIGHT, _WRONG = (0, 114, 178), (213, 94, 0)
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -48,7 +48,7 @@ body { overflow-wrap: anywhere; }
 .pictures .none { display: grid; place-items: center; color: var(--soft); }
 .answer { color: rgb(var(--wrong)); font-weight: 600; } .truth { color: rgb(var(--right)); font-weight: 600; }
 th.name, td.name { white-space: normal; overflow-wrap: anywhere; min-width: 6.5rem; max-width: 16rem; }
-td.text, th.text { text-align: left; white-space: normal; min-width: 8rem; }
+td.text { white-space: normal; min-width: 8rem; } td.text, th.text { text-align: left; }
 th.bar, td.bar { min-width: 6.2rem; text-align: left; }
 .bar i { display: inline-block; width: 2.4rem; height: .55rem; margin-right: .4rem; background: var(--rule); }
 .bar b { display: block; height: 100%; background: rgb(var(--right)); }
@@ -57,11 +57,14 @@ table.matrix td { text-align: center; min-width: 1.3rem; }
 table.matrix th:first-child { position: sticky; left: 0; background: var(--paper); max-width: 9rem; overflow: hidden;
   text-overflow: ellipsis; font-weight: normal; }
 table.matrix thead th { text-align: center; font-weight: normal; color: var(--soft); }
+ul.columns { columns: 17rem; padding-left: 1.2rem; }
 img.map { width: min(100%, 40rem); image-rendering: pixelated; border: 1px solid var(--rule); display: block; }
 svg.square { max-width: 26rem; } svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
 svg .share { fill: rgb(var(--right)); } svg .gap { fill: none; stroke: rgb(var(--wrong)); stroke-width: 2; }
 svg .many { fill: var(--soft); }
 @media (max-width: 30rem) { body { margin: 1rem auto; padding: 0 .7rem; } h1 { font-size: 1.3rem; }
+  th, td { padding: .2rem .3rem; } table.matrix td, table.matrix th { padding: .1rem .15rem; font-size: .75rem; }
+  table.matrix td { min-width: 1.15rem; } table.matrix th:first-child { max-width: 6.5rem; }
   .pictures { grid-template-columns: repeat(2, 1fr); } .numbers { grid-template-columns: repeat(2, 1fr); } }
 """
 
@@ -81,8 +84,8 @@ def page(found: Evaluation) -> str:
         f"{escape(efcil.__version__)}. {_copies(len(pictures))}</p>",
         _numbers(found),
         _notes(found),
-        _mistakes(found, pictures),
         _classes(found),
+        _mistakes(found, pictures),
         _confusions(found),
         _reliability(found.calibration),
         _unknown(found),
@@ -251,7 +254,7 @@ def _confusions(found: Evaluation) -> str:
     )
     more = len(confusions) - SHOWN_CONFUSIONS
     rest = f'<p class="soft">and {counted(more, "other pair", "other pairs")} of classes</p>' if more > 0 else ""
-    listed = f"<h3>Most frequent confusions</h3><ul>{items}</ul>{rest}" if items else ""
+    listed = f'<h3>Most frequent confusions</h3><ul class="columns">{items}</ul>{rest}' if items else ""
     return f"<h2>Confusion matrix</h2>{drawn}{listed}"
 
 
@@ -272,7 +275,7 @@ def _table(found: Evaluation, places: Sequence[int]) -> str:
         lines.append(f'<tr><th title="{name}">{number} {name}</th>{cells}</tr>')
     return (
         '<p class="soft">A row per true class, a column per answer, with numbers of images. Blue are right answers, '
-        "orange wrong ones; the darker, the larger the share of the class.</p>"
+        "orange wrong ones; the stronger, the larger the share of the class.</p>"
         f'<div class="wide"><table class="matrix"><thead><tr><th></th>{head}</tr></thead>{"".join(lines)}</table></div>'
     )
 

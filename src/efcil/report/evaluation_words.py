@@ -63,5 +63,5 @@ def counted(count: int, singular: str, plural: str | None = None) -> str:
 def leaning(difference: float) -> str:
     """Return what the difference between mean confidence and accuracy says of the probabilities."""
     if abs(difference) < 0.02:
-        return "the probabilities are about right on average"
-    return f"the probabilities are {'higher' if difference > 0 else 'lower'} than the answers deserve"
+        return "as high as the accuracy"
+    return "overconfident: higher than the accuracy" if difference > 0 else "underconfident: lower than the accuracy"
