@@ -21,6 +21,7 @@ from efcil.cli import main
 from efcil.model import Model
 from efcil.model.evaluation import Evaluation, evaluate, evaluate_folder
 from efcil.model.images import InputError, Pictures
+from efcil.model.in_memory import probabilities
 from efcil.report.evaluation import render
 
 QUICK = ["--preset", "digits", "--image-size", "8", "--device", "cpu", "--quiet", "--epochs", "1"]
@@ -50,6 +51,13 @@ class Guessing(Model):
         scores = np.repeat(rest[:, None], len(self.card.classes), axis=1)
         scores[np.arange(len(pixels)), pixels[:, 0, 0, 0]] = np.log(chance)
         return scores
+
+    def probabilities(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the softmax of the scores, as they are."""
+        return probabilities(self.scores(pixels))
+
+    def refuse_without_typicality(self) -> None:
+        """Refuse nothing."""
 
     def typicality(self, pixels: np.ndarray) -> np.ndarray:
         """Return what the blue values say."""
@@ -141,11 +149,15 @@ def test_names_and_pictures_may_be_given(guessing: Guessing) -> None:
 def test_calibrated_probabilities_are_taken_where_the_model_has_them(
     guessing: Guessing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        Guessing, "probabilities", lambda self, pixels: np.tile([0.2, 0.7, 0.1], (len(pixels), 1)), raising=False
-    )
+    monkeypatch.setattr(Guessing, "probabilities", lambda self, pixels: np.tile([0.2, 0.7, 0.1], (len(pixels), 1)))
     found = evaluate(guessing, asked((0, 0.9, 1)), [0])
     assert (found.mistakes[0].answer, found.mistakes[0].probability) == (1, 0.7)
+
+
+def typical(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
+    """Let all models have this typicality."""
+    monkeypatch.setattr(Model, "typicality", function, raising=False)
+    monkeypatch.setattr(Model, "refuse_without_typicality", lambda self: None, raising=False)
 
 
 # -- unknown classes -------------------------------------------------------------------------------------------------
@@ -200,7 +212,7 @@ def test_folders_name_labels_that_are_numbers(trained: Path, pictures: Path) -> 
 def test_a_model_that_cannot_tell_says_so(
     named: Path, pictures: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Model, "typicality", lambda self, pixels: None, raising=False)
+    typical(monkeypatch, lambda self, pixels: None)
     assert main(["evaluate", str(named), "--data", str(pictures), "--unknown"]) == 2
     assert "keeps no statistics from which unknown classes could be recognised" in capsys.readouterr().err
 
@@ -212,7 +224,7 @@ def test_shares_that_are_none(named: Path, share: str, capsys: Any) -> None:
 
 
 def test_the_usual_share(named: Path, pictures: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Model, "typicality", lambda self, pixels: np.full(len(pixels), 0.05), raising=False)
+    typical(monkeypatch, lambda self, pixels: np.full(len(pixels), 0.05))
     said = output(capsys, "evaluate", named, "--data", pictures, "--unknown")
     assert "wrongly answered as unknown: 0 of 72 images of known classes (0.0%; expected: 5.0%)" in said
     said = output(capsys, "evaluate", named, "--data", pictures, "--unknown", "0.1")

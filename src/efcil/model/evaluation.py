@@ -106,6 +106,8 @@ def evaluate(
         raise InputError(f"There are {len(pictures)} images. Give one label for each.")
     numbers = _numbers(model, labels)
     _refuse_strangers(model, labels, numbers, unknown)
+    if unknown is not None and (refuse := getattr(model, "refuse_without_typicality", None)) is not None:
+        refuse()  # before anything is decoded
     unreadable: list[tuple[int, str]] = []
     answers = _answers(model, pictures, numbers, unknown is not None, unreadable, progress)
 
@@ -123,16 +125,14 @@ def evaluate(
 # -- the model's answers ---------------------------------------------------------------------------------------------
 
 
-def chances(model: Model, pixels: np.ndarray) -> np.ndarray:
-    """Return the probabilities (N, classes) of images: calibrated where the model can do that."""
+def ask(model: Model, pixels: np.ndarray, typical: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return probabilities (N, classes), calibrated where the model can do that, and with `typical` typicalities (N)."""
     calibrated = getattr(model, "probabilities", None)
-    if calibrated is None:
-        return in_memory.probabilities(model.scores(pixels))
-    return np.asarray(calibrated(pixels), np.float64)
+    scored = in_memory.probabilities(model.scores(pixels)) if calibrated is None else calibrated(pixels)
+    return np.asarray(scored, np.float64), _typicality(model, pixels) if typical else None
 
 
-def typicality(model: Model, pixels: np.ndarray) -> np.ndarray:
-    """Return how typical images (N) are of the model's classes, from 0 to 1; raises where the model cannot say."""
+def _typicality(model: Model, pixels: np.ndarray) -> np.ndarray:
     function = getattr(model, "typicality", None)
     found = None if function is None else function(pixels)
     if found is None:
@@ -155,7 +155,8 @@ def _answers(
     columns: dict[str, list[np.ndarray]] = {field.name: [] for field in fields(_Answers)}
     for places, pixels in _pieces(model, pictures, unreadable):
         if places:
-            found, rows = chances(model, pixels), np.arange(len(places))
+            found, typicalities = ask(model, pixels, typical)
+            rows = np.arange(len(places))
             truths, answers = numbers[places], found.argmax(axis=1)
             # Where the class is unknown, the answer stands in for it; nothing reads these.
             stands = np.where(truths < 0, answers, truths)
@@ -165,8 +166,7 @@ def _answers(
             columns["confidences"].append(found[rows, answers])
             columns["of_truths"].append(found[rows, stands])
             columns["ranks"].append(classification.ranks(found, stands))
-            if typical:
-                columns["typicalities"].append(typicality(model, pixels))
+            columns["typicalities"] += [] if typicalities is None else [typicalities]
         progress(len(places))
     whole: dict[str, Any] = {name: np.concatenate(parts) if parts else np.zeros(0) for name, parts in columns.items()}
     return _Answers(**{**whole, "typicalities": whole["typicalities"] if typical else None})
