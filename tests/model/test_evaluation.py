@@ -473,6 +473,8 @@ def test_many_classes(guessing: Guessing, tmp_path: Path) -> None:
     said = render(found, "text")
     assert "confusion matrix" not in said
     assert "most frequent confusions" in said
+    assert "the 20 of 60 classes with the lowest recall (all: --format csv)\n" in said
+    assert len(re.findall(r"^class \d+ +1 +", said, re.M)) == 20
     assert "  and 49 other pairs of classes\n" in said
     assert [k for k, _ in found.top] == [3, 5]
     page = Page(render(found, "html"))

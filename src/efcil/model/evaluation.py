@@ -126,7 +126,7 @@ def evaluate(
 
 
 def ask(model: Model, pixels: np.ndarray, typical: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return probabilities (N, classes), calibrated where the model can do that, and with `typical` typicalities (N)."""
+    """Return probabilities (N, classes), calibrated where the model does that, and with `typical` typicalities (N)."""
     calibrated = getattr(model, "probabilities", None)
     scored = in_memory.probabilities(model.scores(pixels)) if calibrated is None else calibrated(pixels)
     return np.asarray(scored, np.float64), _typicality(model, pixels) if typical else None

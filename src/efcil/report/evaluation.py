@@ -14,6 +14,10 @@ from efcil.report.evaluation_words import counted, file_name, leaning, percent, 
 FORMATS = ("text", "json", "csv", "html")
 #: Of more classes, the confusion matrix would not fit into a terminal.
 MOST_IN_MATRIX = 12
+#: Of more classes, the worst are shown.
+MOST_IN_TABLE = 40
+#: With fewer images, chance alone makes the bins of the calibration differ much.
+FEW = 200
 SHOWN_CONFUSIONS, SHOWN_MISTAKES, SHOWN_CLASSES = 10, 10, 20
 
 COLUMNS = (
@@ -73,8 +77,9 @@ def _summary(found: Evaluation) -> list[str]:
     lines += [f"among the first {k}  {percent(share):>6}" for k, share in found.top]
     if found.calibration is not None:
         sure, error = found.calibration.mean_confidence, found.calibration.expected_error
-        lines.append(f"mean confidence    {percent(sure):>6}  {leaning(sure - found.accuracy)}")
-        lines.append(f"calibration error  {percent(error):>6}  expected, over {len(found.calibration.bins)} bins")
+        lines.append(f"mean confidence    {percent(sure):>6}  {leaning(sure, found.interval)}".rstrip())
+        few = "; so few images make it larger" if found.images < FEW else ""
+        lines.append(f"calibration error  {percent(error):>6}  expected, over {len(found.calibration.bins)} bins{few}")
     return lines
 
 
@@ -89,6 +94,8 @@ def _per_class(found: Evaluation) -> list[str]:
     shown = [(place, each) for place, each in enumerate(found.classes) if each.images]
     if not shown:
         return []
+    worst = sorted(shown, key=lambda pair: (pair[1].recall or 0.0, pair[0]))[:SHOWN_CLASSES]
+    many = len(shown) > MOST_IN_TABLE
     rows = [
         (
             short(each.name),
@@ -98,9 +105,10 @@ def _per_class(found: Evaluation) -> list[str]:
             percent(each.f1, "-"),
             " ".join(wrong_answer(found, place)),
         )
-        for place, each in shown
+        for place, each in (worst if many else shown)
     ]
-    return _table(("class", "images", "precision", "recall", "F1", "most often taken for"), rows)
+    said = [f"the {SHOWN_CLASSES} of {len(shown)} classes with the lowest recall (all: --format csv)"] if many else []
+    return said + _table(("class", "images", "precision", "recall", "F1", "most often taken for"), rows)
 
 
 def wrong_answer(found: Evaluation, place: int) -> list[str]:
@@ -155,10 +163,10 @@ def _mistakes(found: Evaluation) -> list[str]:
 def _unknown(found: Evaluation) -> list[str]:
     lines = []
     for each in found.unknown_classes[:SHOWN_CLASSES]:
-        answers = ", ".join(f"{short(found.classes[place].name)} {count}" for place, count in each.answers[:5])
+        answers = ", ".join(f"{short(found.classes[place].name)} ({count})" for place, count in each.answers[:5])
         answers += f" and {len(each.answers) - 5} other classes" if len(each.answers) > 5 else ""
-        recognised = "" if each.recognised is None else f", {each.recognised} recognised as unknown"
-        lines.append(f"  {short(each.name)}: {counted(each.images, 'image')}{recognised}; answered as {answers}")
+        recognised = "" if each.recognised is None else f"{each.recognised} recognised as unknown; otherwise "
+        lines.append(f"  {short(each.name)}: {counted(each.images, 'image')}; {recognised}answered as {answers}")
         lines += [f"    {spelling(each)}"] if each.resembles is not None else []
     lines += _more(len(found.unknown_classes) - SHOWN_CLASSES, "class", "classes")
     if lines:

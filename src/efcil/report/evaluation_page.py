@@ -25,9 +25,9 @@ from efcil.report.html import STYLE
 
 #: The picture of a mistake is so many pixels wide and high; so many of them are on the page.
 THUMBNAIL, SHOWN_MISTAKES = 160, 24
-#: A heat map of more classes is a picture without numbers.
+#: A heat map of more classes is a picture without numbers, and of the classes the worst are shown first.
 MOST_IN_TABLE = 40
-SHOWN_CONFUSIONS, SHOWN_LISTED = 15, 50
+SHOWN_CONFUSIONS, SHOWN_LISTED, SHOWN_WORST = 15, 50, 20
 _RIGHT, _WRONG = (0, 114, 178), (213, 94, 0)
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -48,7 +48,7 @@ body { overflow-wrap: anywhere; }
 .pictures .none { display: grid; place-items: center; color: var(--soft); }
 .answer { color: rgb(var(--wrong)); font-weight: 600; } .truth { color: rgb(var(--right)); font-weight: 600; }
 th.name, td.name { white-space: normal; overflow-wrap: anywhere; min-width: 6.5rem; max-width: 16rem; }
-td.text { white-space: normal; min-width: 8rem; } td.text, th.text { text-align: left; }
+td.text { white-space: normal; min-width: 12rem; } td.text, th.text { text-align: left; }
 th.bar, td.bar { min-width: 6.2rem; text-align: left; }
 .bar i { display: inline-block; width: 2.4rem; height: .55rem; margin-right: .4rem; background: var(--rule); }
 .bar b { display: block; height: 100%; background: rgb(var(--right)); }
@@ -201,11 +201,22 @@ def _classes(found: Evaluation) -> str:
     head = (
         '<tr><th class="name">class</th>'
         + ("<th>task</th>" if tasks else "")
-        + '<th>images</th><th class="bar">recall</th><th>95% interval</th><th class="bar">precision</th><th>F1</th>'
+        + '<th>images</th><th class="bar">recall</th><th class="bar">precision</th><th>F1</th><th>recall, 95%</th>'
         '<th class="text">most often taken for</th></tr>'
     )
-    rows = "".join(_class(found, place, each, tasks) for place, each in shown)
-    return f'<h2>Classes</h2><div class="wide"><table>{head}{rows}</table></div>{_tasks(found)}'
+
+    def table(chosen: Sequence[tuple[int, ClassResult]]) -> str:
+        rows = "".join(_class(found, place, each, tasks) for place, each in chosen)
+        return f'<div class="wide"><table>{head}{rows}</table></div>'
+
+    made = table(shown)
+    if len(shown) > MOST_IN_TABLE:
+        worst = sorted(shown, key=lambda pair: (pair[1].recall or 0.0, pair[0]))[:SHOWN_WORST]
+        made = (
+            f'<p class="soft">The {SHOWN_WORST} with the lowest recall.</p>{table(worst)}'
+            f"<details><summary>All {len(shown)} classes</summary>{made}</details>"
+        )
+    return f"<h2>Classes</h2>{made}{_tasks(found)}"
 
 
 def _class(found: Evaluation, place: int, each: ClassResult, tasks: bool) -> str:
@@ -216,8 +227,8 @@ def _class(found: Evaluation, place: int, each: ClassResult, tasks: bool) -> str
     return (
         f'<tr><td class="name">{escape(each.name)}</td>'
         + (f"<td>{each.task}</td>" if tasks else "")
-        + f"<td>{each.images:,}</td>{_bar(each.recall)}<td>{100 * low:.0f} to {100 * high:.0f}</td>"
-        f'{_bar(each.precision)}<td>{percent(each.f1)}</td><td class="text">{wrong}</td></tr>'
+        + f"<td>{each.images:,}</td>{_bar(each.recall)}{_bar(each.precision)}<td>{percent(each.f1)}</td>"
+        f'<td>{100 * low:.0f} to {100 * high:.0f}</td><td class="text">{wrong}</td></tr>'
     )
 
 
@@ -331,7 +342,7 @@ def reliability_chart(found: Calibration) -> str:
     left, top, side, strip = 44, 8, 300, 46
     bottom, most = top + side, max(each.images for each in found.bins)
     height = bottom + strip + 44
-    parts = [f'<svg class="square" viewBox="0 0 {left + side + 12} {height}" role="img" aria-label="reliability">']
+    parts = [f'<svg class="square" viewBox="0 0 {left + side + 22} {height}" role="img" aria-label="reliability">']
     for tick in range(0, 101, 20):
         y, x = bottom - side * tick / 100, left + side * tick / 100
         parts.append(f'<line class="grid" x1="{left}" x2="{left + side}" y1="{y:.1f}" y2="{y:.1f}"/>')

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from efcil.errors import printable, shortened
 from efcil.evaluation.result import Evaluation, UnknownClass
 
-LONGEST_NAME = 28
+LONGEST_NAME = 40
 
 
 def short(name: str) -> str:
@@ -60,8 +60,8 @@ def counted(count: int, singular: str, plural: str | None = None) -> str:
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
-def leaning(difference: float) -> str:
-    """Return what the difference between mean confidence and accuracy says of the probabilities."""
-    if abs(difference) < 0.02:
-        return "as high as the accuracy"
-    return "overconfident: higher than the accuracy" if difference > 0 else "underconfident: lower than the accuracy"
+def leaning(confidence: float, interval: tuple[float, float]) -> str:
+    """Return what the mean confidence says of the probabilities, if it lies outside the interval of the accuracy."""
+    if confidence > interval[1]:
+        return "overconfident: above the accuracy's interval"
+    return "underconfident: below the accuracy's interval" if confidence < interval[0] else ""
