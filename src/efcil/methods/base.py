@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -170,12 +170,17 @@ class Method(Keeping):
         self.network.requires_grad_(True)
 
     def training_mode(self, recipe: Recipe) -> None:
-        """Set the network to training mode: BatchNorm trained, or frozen in values and statistics."""
+        """Set the network to training mode: BatchNorm trained, or frozen in values and statistics.
+
+        A backbone whose learning rate is 0 needs no gradients.
+        """
         trained = recipe.normalisation == "trained"
         self.network.train(trained)
         if not trained:
             for parameter in self.network.norm_parameters():
                 parameter.requires_grad_(False)
+        if recipe.backbone_learning_rate == 0 and self.network.fast is None:
+            self.network.backbone.requires_grad_(False).eval()
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """Return what the optimiser gets: trainable backbone and head parameters with their learning rates."""
@@ -259,6 +264,10 @@ class Method(Keeping):
         """Give all heads other weights: a row for every class seen."""
         for head, rows in zip(self.network.heads, weight.split(self.network.head_sizes), strict=True):
             head.copy_(rows)
+
+    def measured_views(self, data: TaskImages) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (input, labels) pieces of the views in which more images of known classes are measured."""
+        return data.augmented("prototypes")
 
     def statistics(self) -> ClassStatistics | None:
         """Return the class means and covariances that the method keeps, if any."""
