@@ -174,6 +174,8 @@ def test_unknown_classes_are_reported_apart(guessing: Guessing) -> None:
     assert plain.confidence_auroc == 1.0
     found = evaluate(guessing, images, labels, unknown=0.05)
     assert found.unknown_classes[0].recognised == 2
+    assert found.unknown_classes[0].answers == ((0, 1),), "what is recognised is not answered"
+    assert "cat: 3 images; 2 recognised as unknown, others answered as 0 (1)" in render(found, "text")
     rejection = found.rejection
     assert rejection is not None
     assert (rejection.known_rejected, rejection.known_images) == (1, 2)
@@ -194,6 +196,8 @@ def test_unknown_classes_alone(guessing: Guessing, tmp_path: Path) -> None:
     for form in ("text", "csv", "html", "json"):
         assert "cat" in render(found, form)
     assert "recognised as unknown: 1 of 2 images of unknown classes (50.0%)" in render(found, "text")
+    assert "  cat: 1 image; 1 recognised as unknown\n" in render(found, "text")
+    assert "  dog: 1 image; 0 recognised as unknown, answered as 1 (1)\n" in render(found, "text")
 
 
 def test_a_name_that_differs_in_capitals_is_said(named: Path, pictures: Path, capsys: Any) -> None:

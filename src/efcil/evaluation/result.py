@@ -58,7 +58,10 @@ class Mistake:
 
 @dataclass(frozen=True)
 class UnknownClass:
-    """A class that the model does not know: what its images are answered as, most frequent first."""
+    """A class that the model does not know: what its images are answered as, most frequent first.
+
+    Images that are recognised as unknown are not among `answers`.
+    """
 
     name: str
     label: Any  # as JSON

@@ -318,8 +318,9 @@ def _unknown_classes(
     found = []
     for label, own in rows.items():
         part = strange.among(np.array(own))
-        recognised = None if unknown is None else _rejected(part, unknown)
-        counted = tuple(Counter(part.answers.tolist()).most_common())
+        rejected = np.zeros(len(own), bool) if unknown is None else _rejected(part, unknown)
+        counted = tuple(Counter(part.answers[~rejected].tolist()).most_common())
+        recognised = None if unknown is None else int(rejected.sum())
         found.append(
             UnknownClass(
                 str(label),
@@ -345,20 +346,20 @@ def _plain(label: Hashable) -> str:
     return folder_label(str(label)).strip().casefold()
 
 
-def _rejected(answers: _Answers, share: float) -> int:
+def _rejected(answers: _Answers, share: float) -> np.ndarray:
     assert answers.typicalities is not None
-    return int((answers.typicalities < share).sum())
+    return answers.typicalities < share
 
 
 def _rejection(known: _Answers, strange: _Answers, share: float) -> Rejection:
-    assert known.typicalities is not None
-    accepted = known.among(known.typicalities >= share)
+    rejected = _rejected(known, share)
+    accepted = known.among(~rejected)
     return Rejection(
         share=share,
         known_images=len(known.places),
-        known_rejected=_rejected(known, share),
+        known_rejected=int(rejected.sum()),
         accepted_accuracy=float((accepted.answers == accepted.truths).mean()) if len(accepted.places) else None,
         unknown_images=len(strange.places),
-        unknown_recognised=_rejected(strange, share),
+        unknown_recognised=int(_rejected(strange, share).sum()),
         auroc=classification.auroc(known.typicalities, strange.typicalities),
     )

@@ -165,8 +165,9 @@ def _unknown(found: Evaluation) -> list[str]:
     for each in found.unknown_classes[:SHOWN_CLASSES]:
         answers = ", ".join(f"{short(found.classes[place].name)} ({count})" for place, count in each.answers[:5])
         answers += f" and {len(each.answers) - 5} other classes" if len(each.answers) > 5 else ""
-        recognised = "" if each.recognised is None else f"{each.recognised} recognised as unknown; otherwise "
-        lines.append(f"  {short(each.name)}: {counted(each.images, 'image')}; {recognised}answered as {answers}")
+        parts = [] if each.recognised is None else [f"{each.recognised} recognised as unknown"]
+        parts += [f"{'others ' if each.recognised else ''}answered as {answers}"] if answers else []
+        lines.append(f"  {short(each.name)}: {counted(each.images, 'image')}; {', '.join(parts)}")
         lines += [f"    {spelling(each)}"] if each.resembles is not None else []
     lines += _more(len(found.unknown_classes) - SHOWN_CLASSES, "class", "classes")
     if lines:
@@ -200,13 +201,9 @@ def csv(found: Evaluation) -> str:
         counts = (each.task, each.images, each.answered, each.correct)
         lines.append(output.csv_line((each.name, "yes", *counts, *shares, "", *wrong)))
     for unknown in found.unknown_classes:
-        place, count = unknown.answers[0]
+        answer = [(found.classes[place].name, count) for place, count in unknown.answers[:1]] or [("", "")]
         recognised = "" if unknown.recognised is None else unknown.recognised
-        lines.append(
-            output.csv_line(
-                (unknown.name, "no", "", unknown.images, *[""] * 7, recognised, found.classes[place].name, count)
-            )
-        )
+        lines.append(output.csv_line((unknown.name, "no", "", unknown.images, *[""] * 7, recognised, *answer[0])))
     return "".join(lines)
 
 
