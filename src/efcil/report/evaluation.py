@@ -201,7 +201,7 @@ def csv(found: Evaluation) -> str:
         counts = (each.task, each.images, each.answered, each.correct)
         lines.append(output.csv_line((each.name, "yes", *counts, *shares, "", *wrong)))
     for unknown in found.unknown_classes:
-        answer = [(found.classes[place].name, count) for place, count in unknown.answers[:1]] or [("", "")]
+        answer = [(found.classes[place].name, str(count)) for place, count in unknown.answers[:1]] or [("", "")]
         recognised = "" if unknown.recognised is None else unknown.recognised
         lines.append(output.csv_line((unknown.name, "no", "", unknown.images, *[""] * 7, recognised, *answer[0])))
     return "".join(lines)
