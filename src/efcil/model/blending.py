@@ -19,7 +19,13 @@ from efcil.model.in_memory import Model
 
 
 @torch.no_grad()
-def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], stop: StopRequest | None = None) -> None:
+def learn_more(
+    model: Model,
+    pixels: np.ndarray,
+    labels: Sequence[Hashable],
+    stop: StopRequest | None = None,
+    repeats: np.ndarray | None = None,
+) -> None:
     """Blend the new images into their classes' Gaussians, then fit the heads to the Gaussians of all classes.
 
     The backbone does not change: nothing drifts, so no other class can be forgotten through it. A request to stop takes
@@ -36,7 +42,7 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], sto
         )
     place = {label: number for number, label in enumerate(card.labels)}
     numbers = np.array([place[label] for label in labels], np.int64)
-    data = model.task_images(pixels, numbers, f"more{len(card.visits)}")
+    data = model.task_images(pixels, numbers, f"more{len(card.visits)}", repeats)
 
     def features_of(images: torch.Tensor) -> torch.Tensor:
         _stop_if_asked(stop)

@@ -180,8 +180,13 @@ class Model:
 
     # -- for learning ---------------------------------------------------------------------------------------------
 
-    def task_images(self, pixels: np.ndarray, numbers: np.ndarray, name: str) -> TaskImages:
-        """Return images to learn from, on the model's device; `numbers` are the indices of their classes."""
+    def task_images(
+        self, pixels: np.ndarray, numbers: np.ndarray, name: str, repeats: np.ndarray | None = None
+    ) -> TaskImages:
+        """Return images to learn from, on the model's device; `numbers` are the indices of their classes.
+
+        `repeats` says how many times each image is there; the default is once.
+        """
         assert self.card.resolved.augmentation is not None
         return TaskImages(
             pixels,
@@ -192,6 +197,7 @@ class Model:
             seed=self.card.settings.seed,
             name=name,
             dtype=self.execution.dtype,
+            rows=None if repeats is None else np.repeat(np.arange(len(numbers)), repeats),
         )
 
     def settle(self) -> None:

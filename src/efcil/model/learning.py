@@ -58,11 +58,12 @@ def learn(
     more: bool = False,
     progress: Progress | None = None,
     keep: Keep | None = None,
+    repeats: np.ndarray | None = None,
 ) -> None:
     """Teach the model the classes of these images as its next task, or, with `more`, improve those it knows.
 
     The model changes only when everything has succeeded. With `keep`, an interrupted task is resumed when the same
-    images are given again.
+    images are given again. `repeats` is how many times each image counts (weights.py); the default is once.
     """
     if methods.get(model.card.settings.method).traits(model.card.resolved.method).images == "all":
         raise ModelError(f"Method {model.card.settings.method} does not learn task by task. Start another model.")
@@ -93,9 +94,9 @@ def learn(
     model.settle()
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if more:
-            learn_more(model, pixels, labels, None if keep is None else keep.stop)
+            learn_more(model, pixels, labels, None if keep is None else keep.stop, repeats)
         else:
-            _learn_task(model, pixels, labels, given, progress, keep)
+            _learn_task(model, pixels, labels, given, progress, keep, repeats)
         model.settle()
 
 
@@ -193,13 +194,14 @@ def _learn_task(
     new: list[Hashable],
     progress: Progress | None,
     keep: Keep | None,
+    repeats: np.ndarray | None,
 ) -> None:
     card, resolved = model.card, model.card.resolved
     index, first_class = len(card.task_sizes), len(card.classes)
     place = {label: first_class + number for number, label in enumerate(new)}
     numbers = np.array([place[label] for label in labels], np.int64)
     recipe = resolved.first_task if index == 0 else resolved.later
-    origin = _Origin(model, new, pixels, labels, keep)
+    origin = _Origin(model, new, pixels, labels, keep, repeats)
     watch = Watch()
     if progress is not None:
         watch = Watch(lambda epochs, done: progress.begin_task(index, epochs, done), progress.epoch)
@@ -207,7 +209,7 @@ def _learn_task(
         model.blueprint,
         None if index == 0 else model.twin(),
         Task(index, first_class, len(new), card.settings.seed, recipe.batch_size),
-        model.task_images(pixels, numbers, f"task{index}"),
+        model.task_images(pixels, numbers, f"task{index}", repeats),
         recipe,
         journal=None if keep is None else origin.journal(keep),
         watch=watch,
@@ -227,7 +229,13 @@ class _Origin:
     """What identifies a task: the model it started from, its classes and images, and how it is computed."""
 
     def __init__(
-        self, model: Model, new: list[Hashable], pixels: np.ndarray, labels: Sequence[Hashable], keep: Keep | None
+        self,
+        model: Model,
+        new: list[Hashable],
+        pixels: np.ndarray,
+        labels: Sequence[Hashable],
+        keep: Keep | None,
+        repeats: np.ndarray | None = None,
     ) -> None:
         self.made_with = [made_with(model.execution, deterministic=False)]
         self.number = len(model.card.task_sizes) + 1
@@ -239,6 +247,8 @@ class _Origin:
         order = {label: number for number, label in enumerate(new)}
         digest = hashlib.sha256(np.array([order[label] for label in labels], np.int64).tobytes())
         digest.update(np.ascontiguousarray(pixels).data)
+        if repeats is not None:
+            digest.update(np.ascontiguousarray(repeats).data)
         task = {
             "card": model.card.to_json(),
             "classes": [encode_label(label) for label in new],
