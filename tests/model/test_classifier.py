@@ -476,6 +476,19 @@ def test_a_single_image_in_colour_is_not_a_pile_of_grey_ones(digits: Any) -> Non
 # -- loaders, streams and tables -------------------------------------------------------------------------------------
 
 
+class Loader:
+    """Something that can be iterated over, and is neither a dataset nor a loader of torch."""
+
+    def __init__(self, images: Any, labels: Any) -> None:
+        self.pairs = list(zip(images, labels, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Any:
+        return iter(self.pairs)
+
+
 def named(images: Any, labels: Any) -> dict[str, Any]:
     """Collate into a dictionary, as loaders of tables of the Hub do."""
     return {"image": images, "label": labels}
@@ -505,6 +518,7 @@ def sources(colour: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         "generator of pictures": zip(pictures, labels.tolist(), strict=True),
         "generator of batches": ((first[part], numbers[part]) for part in batches),
         "generator of dictionaries": (named(image, label) for image, label in zip(colour, labels, strict=True)),
+        "loader of one's own": Loader(first, labels),
         "list of pairs": list(zip(last, labels.tolist(), strict=True)),
     }
 
@@ -523,6 +537,9 @@ def test_loaders_and_streams_give_what_arrays_give(digits: Any, same: Any) -> No
     assert same(quick().fit(sources(colour, labels)["loader"]).model_, expected.model_)
     learner = quick().partial_fit(sources(colour, labels)["generator"])
     assert same(learner.model_, expected.model_)
+    named = dict(enumerate(colour))
+    assert same(quick(image_size=8).fit(named.values(), labels).model_, expected.model_), "labels beside"
+    assert same(quick(image_size=8).fit(iter(list(colour)), labels).model_, expected.model_)
     images = torch.from_numpy(colour).permute(0, 3, 1, 2)
     for unlabelled in (DataLoader(TensorDataset(images), batch_size=7), DataLoader(images, batch_size=7), iter(images)):  # type: ignore[arg-type]
         assert np.array_equal(expected.predict_proba(unlabelled), scores)

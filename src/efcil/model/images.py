@@ -11,7 +11,7 @@ import math
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def gather_labelled(images: Any, labels: Any = None) -> tuple[Pictures, list[Has
         _refuse_labels(labels, "a folder's class folders name its labels")
         paths, names = class_folders(Path(images).expanduser())
         return Pictures(paths), list(names)
-    if pairs.are_pairs(images) and (labels is None or not isinstance(images, Iterator)):
+    if pairs.have_labels(images) or (labels is None and pairs.are_pairs(images)):
         _refuse_labels(labels, f"the {pairs.kind_of(images)} has its own")
         items, own = pairs.split(images)
         return Pictures(_some(items)), plain_labels(own)

@@ -6,7 +6,7 @@ The package `datasets` is never imported: its Datasets are known by their `colum
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,18 @@ class InputError(DataError, ValueError):
 
 
 def are_pairs(images: Any) -> bool:
-    """Return whether images come from a dataset, a loader or an iterator, or as a list of (image, label) pairs."""
+    """Return whether images may come with labels: from a dataset, a loader, an iterator, or in a list of pairs."""
+    if have_labels(images):
+        return True
+    single = isinstance(images, str | Sequence | np.ndarray | torch.Tensor) or hasattr(images, "__array__")
+    return isinstance(images, Iterable) and not single
+
+
+def have_labels(images: Any) -> bool:
+    """Return whether images cannot come without their labels: from a dataset, a loader, or in a list of pairs."""
     if isinstance(images, list | tuple):
         return bool(images) and all(isinstance(item, tuple) and len(item) == 2 for item in images)
-    return isinstance(images, Dataset | DataLoader | Iterator | Mapping) or _is_table(images)
+    return isinstance(images, Dataset | DataLoader | Mapping) or _is_table(images)
 
 
 def kind_of(images: Any) -> str:
