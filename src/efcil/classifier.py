@@ -13,6 +13,7 @@ from sklearn.exceptions import NotFittedError
 
 from efcil.errors import EfcilError, SettingsError
 from efcil.model import ModelError, hub
+from efcil.model.defaults import completed
 from efcil.model.images import InputError, Pictures, gather, gather_labelled
 from efcil.model.in_memory import Model, probabilities
 from efcil.model.learning import learn
@@ -30,6 +31,8 @@ class NotLearnedError(EfcilError, NotFittedError):
 #: Parameters that mean what the setting of the same name means.
 _SAME = (
     "network",
+    "weights",
+    "input_size",
     "augmentation",
     "image_size",
     "epochs",
@@ -39,6 +42,10 @@ _SAME = (
     "precision",
     "classifier",
 )
+
+
+#: Parameters that a new model chooses for itself where they are not given.
+_CHOSEN = ("method", "network", "weights", "input_size")
 
 
 class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):
@@ -53,8 +60,13 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
 
     Parameters
     ----------
-    method : how to learn; `efcil methods` lists the names.
-    network, augmentation : backbone and training augmentation; None takes the preset's.
+    method : how to learn; `efcil methods` lists the names. None chooses as `efcil learn` does: with the extra
+        `pretrained`, and unless a preset or weights="none" asks for training from scratch, a method for pre-trained
+        networks; else efc.
+    network : backbone; None takes a pre-trained one under the same conditions, else the preset's.
+    weights, input_size : file of pre-trained weights, and the side to which images are enlarged on the device; see
+        docs/settings.md.
+    augmentation : training augmentation; None takes the preset's.
     image_size : side in pixels that images are resized to; None chooses it from the first images.
     epochs, first_task_epochs, batch_size : None takes the preset's.
     settings : settings of the method or the recipes, such as {"efm_weight": 5, "later.learning_rate": 1e-4}.
@@ -74,9 +86,11 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
 
     def __init__(
         self,
-        method: str = "efc",
+        method: str | None = None,
         *,
         network: str | None = None,
+        weights: str | None = None,
+        input_size: int | None = None,
         augmentation: str | None = None,
         image_size: int | None = None,
         epochs: int | None = None,
@@ -91,6 +105,8 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
     ) -> None:
         self.method = method
         self.network = network
+        self.weights = weights
+        self.input_size = input_size
         self.augmentation = augmentation
         self.image_size = image_size
         self.epochs = epochs
@@ -138,29 +154,33 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         model: Model | None = getattr(self, "model_", None)
         if folder is not None:
             place = Path(folder).expanduser()
-            wanted = lambda _: self._settings()  # noqa: E731 - the estimator's parameters are the settings
-            return self._take(
-                teach(place, pictures, plain, wanted, model=model, device=self.device, more=more, repeats=repeats)
-            )
+            options: dict[str, Any] = {"model": model, "device": self.device, "more": more, "repeats": repeats}
+            return self._take(teach(place, pictures, plain, self._settings, self._completed, **options))
         if model is None:
             model = self._new_model(pictures)
         else:
-            model.change(self._settings())
+            model.change(self._settings(model.card.settings))
         learn(model, pictures.pixels(model.card.image_size), plain, more=more, repeats=repeats)
         return self._take(model)
 
     def _new_model(self, pictures: Pictures) -> Model:
-        wanted = self._settings()
+        wanted = self._completed(self._settings(TrainingSettings()))
         return Model.create(wanted, wanted.image_size or pictures.natural_size())
 
-    def _settings(self) -> TrainingSettings:
+    def _settings(self, start: TrainingSettings) -> TrainingSettings:
+        """Return the parameters as settings; what was left to choose stays as it was chosen, in `start`."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("method", *_SAME)}
+        given |= {name: getattr(start, name) for name in _CHOSEN if given[name] is None}
         return TrainingSettings(
-            method=self.method,
             preset=self.preset,
             overrides=dict(self.settings or {}),
             device=self.device,
-            **{name: getattr(self, name) for name in _SAME},
+            **given,
         )
+
+    def _completed(self, settings: TrainingSettings) -> TrainingSettings:
+        """Return the settings of a new model, network and method chosen where none is named."""
+        return completed(settings, method_named=self.method is not None)
 
     def _take(self, model: Model) -> IncrementalClassifier:
         self.model_ = model

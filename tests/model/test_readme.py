@@ -12,6 +12,7 @@ import yaml
 from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
 from efcil.model import Card
+from efcil.model.card import Pretrained
 from efcil.model.contents import extras
 from efcil.model.folder import read_raw
 from efcil.model.readme import MOST_ROWS, escaped, is_readme, readme, write_readme
@@ -64,7 +65,7 @@ def test_what_it_says(card: Card) -> None:
         "the method efc",
         "slim, on images of 8 x 8 pixels",
         "trained from scratch",
-        "No image, no name of a file and no path is in the folder",
+        "No image, and no name or path of one, is in the folder",
         "class covariances",
         "pip install 'efcil[hub]'",
     ):
@@ -74,12 +75,13 @@ def test_what_it_says(card: Card) -> None:
 
 def test_facts_that_a_card_may_have(card: Card) -> None:
     """Where the weights come from, and what was measured at the end of a visit."""
-    facts = {"name": "efficientnet-lite0", "licence": "apache-2.0", "sha256": "ab" * 32, "source": "<b>x</b>"}
-    object.__setattr__(card, "pretrained", facts)
+    facts = Pretrained("slim", "<b>x</b>", "apache-2.0", "ab" * 32, "ImageNet")
+    card = dataclasses.replace(card, pretrained=facts)
     object.__setattr__(card.visits[1], "accuracy", 0.815)
     text = readme(card)
     assert "trained from scratch" not in text
     assert "  - licence: apache-2.0\n" in text
+    assert "  - trained on: ImageNet\n" in text
     assert r"  - source: \<b\>x\</b\>" in text
     assert f"| 2 | {card.visits[1].date[:10]} | 1 | 24 | 81.5 % |" in text
 

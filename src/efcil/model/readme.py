@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +168,10 @@ def _network(card: Card) -> Iterator[str]:
     size = card.image_size
     yield from ("## Network", "")
     yield f"- {escaped(card.resolved.network)}, on images of {size} x {size} pixels"
-    pretrained = _facts(getattr(card, "pretrained", None))
-    if pretrained:
+    if card.pretrained is not None:
+        pretrained: dict[str, str] = dataclasses.asdict(card.pretrained)
         yield "- It began with weights that were trained elsewhere:"
-        yield from (f"  - {escaped(name)}: {escaped(value)}" for name, value in pretrained.items())
+        yield from (f"  - {name.replace('_', ' ')}: {escaped(value)}" for name, value in pretrained.items())
     else:
         yield "- It was trained from scratch, on the images of these classes only."
     if card.settings.classifier != "own":
@@ -179,17 +179,9 @@ def _network(card: Card) -> Iterator[str]:
     yield ""
 
 
-def _facts(value: Any) -> Mapping[str, Any]:
-    """Return the facts about weights as names and values, whatever holds them."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    found = value if isinstance(value, Mapping) else {}
-    return {name: fact for name, fact in found.items() if isinstance(fact, str | int | float) and fact != ""}
-
-
 def _stored(card: Card) -> Iterator[str]:
     yield from ("## What is stored", "")
-    yield "No image, no name of a file and no path is in the folder. What is in it, and what it could reveal:"
+    yield "No image, and no name or path of one, is in the folder. What is in it, and what it could reveal:"
     yield ""
     for purpose in _purposes(model_folder.skeleton(card)):
         yield f"- {purpose.title} ({purpose.use}). {purpose.recovery}"
