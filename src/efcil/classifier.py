@@ -169,8 +169,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """Return the softmax of the scores, one row per image, columns in the order of `classes_`."""
-        return probabilities(self._scores(images))
+        """Return calibrated probabilities, one row per image, columns in the order of `classes_`."""
+        return probabilities(self._scores(images), self._learned().temperature)
 
     def predict(self, images: Any) -> np.ndarray:
         """Return the label of every image."""

@@ -33,6 +33,7 @@ def teach(
     device: str = "auto",
     more: bool = False,
     discard: bool = False,
+    held_out: float | None = None,
     checkpoint_steps: int | None = None,
     quiet: bool = True,
     remarks: Iterable[str] = (),
@@ -41,13 +42,16 @@ def teach(
 
     A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
     interrupted task started with, and returns those to learn with. An interrupted task is resumed when the same images
-    are given again; `discard` discards it.
+    are given again; `discard` discards it. `held_out` is the share of images that are not learned from but measure the
+    result; None chooses.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
     with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
         refuse_lost(folder)
         model = _opened(folder, pictures, labels, wanted, model, device, discard)
+        if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
+            held_out = begun.held_out
         refuse_full(folder, needed_bytes(model))
         with Progress(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
             for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model)):
@@ -55,7 +59,7 @@ def teach(
             size = model.card.image_size
             progress.say(f"{size} x {size} pixels, {model.card.resolved.network}, on {model.execution.device}")
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
-            learn(model, pictures.pixels(size), labels, more=more, progress=progress, keep=keep)
+            learn(model, pictures.pixels(size), labels, more=more, held_out=held_out, progress=progress, keep=keep)
             model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
