@@ -7,27 +7,27 @@ right. The softmax of scores / T does, with the temperature T that makes the tru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-#: Natural logarithms of the smallest and the largest temperature; scores of images are far from needing either.
-COLDEST, HOTTEST = -20.0, 20.0
-_GRID, _ROUNDS = 41, 6
+#: Logarithms of the temperatures that are compared; scores of images are far from needing the first or the last.
+GRID = tuple(0.5 * step for step in range(-20, 25))
+#: How many mistakes every set of images is thought to have besides its own. Without any, images that are all right
+#: would want a temperature of zero.
+DOUBT = 0.5
 
 
 @dataclass(frozen=True)
-class Temperature:
-    """What some images say about the temperature: the logarithm of the likeliest one, and how sharply it shows.
+class Likelihood:
+    """What some images say about the temperature: minus the log-likelihood of their classes, for every one of GRID.
 
-    `information` is the second derivative of the negative log-likelihood with respect to that logarithm. The two
-    describe the likelihood near its maximum, so that those of several tasks can be added up without their images.
+    It is all that is needed of the images: the curves of several tasks add up to that of their images together.
     """
 
     images: int
-    logarithm: float
-    information: float
+    curve: tuple[float, ...]
 
 
 def softmax(scores: np.ndarray, temperature: float = 1.0) -> np.ndarray:
@@ -37,44 +37,45 @@ def softmax(scores: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
-def fit_temperature(scores: np.ndarray, labels: np.ndarray) -> Temperature | None:
-    """Return the temperature under which the true classes `labels` (N) of scores (N, classes) are likeliest.
+def likelihood(scores: np.ndarray, labels: np.ndarray, doubt: float = DOUBT) -> Likelihood | None:
+    """Return what scores (N, classes) of images of the classes `labels` (N) say about the temperature.
 
-    None where there is nothing to learn from: no image, fewer than two classes, or equal scores. If every image is
-    right, the likeliest temperature would be zero. Therefore every image also counts, with a weight of 1 / (N + 2),
-    as one of its best wrong class, as if two more images had been seen, one of them wrong.
+    None where they say nothing: no image, fewer than two classes, or scores that are not finite. `doubt` images in all
+    count as images of their best wrong class instead.
     """
     count = len(labels)
-    if count == 0 or scores.shape[1] < 2:
+    if count == 0 or scores.shape[1] < 2 or not np.isfinite(scores).all():
         return None
     shifted = scores.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     rows = np.arange(count)
     wrong = shifted.copy()
     wrong[rows, labels] = -np.inf
-    doubt = 1.0 / (count + 2)
-    target = (1.0 - doubt) * shifted[rows, labels] + doubt * wrong.max(axis=1)
-    if not np.isfinite(shifted).all() or not shifted.any():
-        return None
+    doubted = doubt / (count + doubt)
+    target = (1.0 - doubted) * shifted[rows, labels] + doubted * wrong.max(axis=1)
 
     def cost(logarithm: float) -> float:
-        scaled = shifted / math.exp(logarithm)
-        return float((np.log(np.exp(scaled).sum(axis=1)) - target / math.exp(logarithm)).sum())
+        cold = math.exp(-logarithm)
+        return float((np.log(np.exp(shifted * cold).sum(axis=1)) - target * cold).sum())
 
-    best = _minimum(cost)
-    return Temperature(count, best, _information(shifted, best))
+    return Likelihood(count, tuple(float(f"{cost(each):.6g}") for each in GRID))
 
 
-def pooled(parts: Sequence[Temperature]) -> float:
-    """Return the temperature that several sets of images agree on; 1 if there are none.
+def temperature(parts: Sequence[Likelihood]) -> float:
+    """Return the temperature that is likeliest for several sets of images together; 1 if there are none.
 
-    Logarithms are averaged with their information as weights: the maximum of the sum of the likelihoods, each of
-    which is a parabola near its own maximum.
+    Between the points of GRID, the parabola through the best one and its neighbours is used.
     """
-    weight = math.fsum(part.information for part in parts)
-    if weight <= 0.0:
+    if not parts:
         return 1.0
-    return math.exp(math.fsum(part.information * part.logarithm for part in parts) / weight)
+    curve = np.sum([part.curve for part in parts], axis=0)
+    best = int(np.argmin(curve))
+    if not 0 < best < len(GRID) - 1:
+        return 1.0  # equal scores: no temperature is better than another
+    before, here, after = curve[best - 1 : best + 2]
+    bend = before - 2.0 * here + after
+    shift = 0.5 * (before - after) / bend if bend > 0.0 else 0.0
+    return math.exp(GRID[best] + float(np.clip(shift, -0.5, 0.5)) * (GRID[1] - GRID[0]))
 
 
 def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
@@ -83,21 +84,3 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int =
     place = np.minimum((confidence * bins).astype(int), bins - 1)
     gaps = [abs(float((confidence[place == each] - right[place == each]).sum())) for each in range(bins)]
     return math.fsum(gaps) / max(len(labels), 1)
-
-
-def _minimum(cost: Callable[[float], float]) -> float:
-    """Return where a function of one variable with one minimum is smallest, between COLDEST and HOTTEST."""
-    low, high = COLDEST, HOTTEST
-    for _ in range(_ROUNDS):
-        grid = np.linspace(low, high, _GRID)
-        best = int(np.argmin([cost(float(each)) for each in grid]))
-        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, _GRID - 1)])
-    return (low + high) / 2
-
-
-def _information(shifted: np.ndarray, logarithm: float) -> float:
-    """Return the expected second derivative of the cost with respect to the logarithm: the variance of the scores."""
-    chances = softmax(shifted, math.exp(logarithm))
-    scaled = np.maximum(shifted / math.exp(logarithm), -745.0)  # beyond it, exp is zero
-    mean = (chances * scaled).sum(axis=1, keepdims=True)
-    return float((chances * (scaled - mean) ** 2).sum())
