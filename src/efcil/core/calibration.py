@@ -16,7 +16,7 @@ import numpy as np
 GRID = tuple(0.5 * step for step in range(-20, 25))
 #: How many mistakes every set of images is thought to have besides its own. Without any, images that are all right
 #: would want a temperature of zero.
-DOUBT = 0.5
+DOUBT = 0.1
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from efcil.core import calibration, typicality
-from efcil.core.calibration import Temperature
+from efcil.core.calibration import GRID, Likelihood
 from efcil.core.typicality import Spread
 
 #: How the images of a visit were measured without having been learned from: a share was held out and never learned;
@@ -30,14 +30,14 @@ class Measured:
     images: int
     among: int
     classifier: str
-    temperature: Temperature | None = None
+    likelihood: Likelihood | None = None
     closeness: Spread | None = None
 
 
 def temperature(parts: Iterable[Measured | None], classifier: str) -> float:
     """Return the temperature of a model from its visits' measurements; 1 where nothing was measured."""
-    known = [part.temperature for part in parts if part is not None and part.classifier == classifier]
-    return calibration.pooled([each for each in known if each is not None])
+    known = [part.likelihood for part in parts if part is not None and part.classifier == classifier]
+    return calibration.temperature([each for each in known if each is not None])
 
 
 def closeness(parts: Iterable[Measured | None]) -> Spread | None:
@@ -61,20 +61,19 @@ def read_measured(value: Any) -> Measured | None:
         images=images,
         among=_count(facts["among"], 1, _MOST),
         classifier=facts["classifier"],
-        temperature=_read_temperature(facts.get("temperature")),
+        likelihood=_read_likelihood(facts.get("likelihood")),
         closeness=_read_spread(facts.get("closeness")),
     )
 
 
-def _read_temperature(value: Any) -> Temperature | None:
+def _read_likelihood(value: Any) -> Likelihood | None:
     if value is None:
         return None
     facts = _group(value)
-    return Temperature(
-        images=_count(facts["images"], 1, _MOST),
-        logarithm=_number(facts["logarithm"], calibration.COLDEST, calibration.HOTTEST),
-        information=_number(facts["information"], 0.0, 1e18),
-    )
+    curve = facts["curve"]
+    if not isinstance(curve, list) or len(curve) != len(GRID):
+        raise ValueError(f"a likelihood is known at {len(GRID)} temperatures")
+    return Likelihood(images=_count(facts["images"], 1, _MOST), curve=tuple(_number(each, 0.0, 1e30) for each in curve))
 
 
 def _read_spread(value: Any) -> Spread | None:

@@ -166,7 +166,7 @@ def _summarised(model: Model, way: str, scores: np.ndarray, numbers: np.ndarray,
         images=len(numbers),
         among=scores.shape[1],
         classifier=model.card.settings.classifier,
-        temperature=calibration.fit_temperature(scores, numbers),
+        likelihood=calibration.likelihood(scores, numbers),
         closeness=None if close is None else typicality.spread_of(close),
     )
 
