@@ -12,10 +12,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeatures
 from sklearn.exceptions import NotFittedError
 
 from efcil.errors import EfcilError, SettingsError
-from efcil.model import ModelError, hub
+from efcil.model import hub
 from efcil.model.defaults import completed
 from efcil.model.images import InputError, Pictures, gather, gather_labelled
-from efcil.model.in_memory import Model, probabilities
+from efcil.model.in_memory import Model
 from efcil.model.learning import learn
 from efcil.model.pairs import refuse_unordered
 from efcil.model.readme import check_licence, refuse_changed, write_readme
@@ -77,6 +77,9 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
     classifier : how images are classified: own (the method's way), heads, or one built from the class statistics that
         the method keeps; see docs/classifiers.md. auto is rebalanced if the method classifies with its heads and keeps
         what that needs, else own. Learning does not depend on it.
+    held_out : share of the images of every class that are not learned from, but measure the result: the card keeps the
+        accuracy, probabilities are calibrated with it, and answering unknown needs it. 0 learns from all images. None
+        chooses: 0.1 where a task trains the network; where it trains nothing, every image measures and is learned from.
 
     Attributes
     ----------
@@ -102,6 +105,7 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         device: str = "auto",
         precision: str = "auto",
         classifier: str = "auto",
+        held_out: float | None = None,
     ) -> None:
         self.method = method
         self.network = network
@@ -118,6 +122,7 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         self.device = device
         self.precision = precision
         self.classifier = classifier
+        self.held_out = held_out
 
     # -- learning ------------------------------------------------------------------------------------------------
 
@@ -128,7 +133,7 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         """
         pictures, plain, repeats = _to_learn(images, labels, sample_weight)
         model = self._new_model(pictures)
-        learn(model, pictures.pixels(model.card.image_size), plain, repeats=repeats)
+        learn(model, pictures.pixels(model.card.image_size), plain, held_out=self.held_out, repeats=repeats)
         return self._take(model)
 
     def partial_fit(
@@ -154,13 +159,15 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         model: Model | None = getattr(self, "model_", None)
         if folder is not None:
             place = Path(folder).expanduser()
-            options: dict[str, Any] = {"model": model, "device": self.device, "more": more, "repeats": repeats}
+            options: dict[str, Any] = {"model": model, "device": self.device, "held_out": self.held_out}
+            options |= {"more": more, "repeats": repeats}
             return self._take(teach(place, pictures, plain, self._settings, self._completed, **options))
         if model is None:
             model = self._new_model(pictures)
         else:
             model.change(self._settings(model.card.settings))
-        learn(model, pictures.pixels(model.card.image_size), plain, more=more, repeats=repeats)
+        pixels = pictures.pixels(model.card.image_size)
+        learn(model, pixels, plain, more=more, held_out=self.held_out, repeats=repeats)
         return self._take(model)
 
     def _new_model(self, pictures: Pictures) -> Model:
@@ -212,10 +219,8 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """Return the probability of every class, one row per image, columns in the order of `classes_`."""
-        model = self._learned()
-        own: Callable[[np.ndarray], np.ndarray] | None = getattr(model, "probabilities", None)
-        return self._each(images, own or (lambda pixels: probabilities(model.scores(pixels))))[0]
+        """Return calibrated probabilities, one row per image, columns in the order of `classes_`."""
+        return self._each(images, self._learned().probabilities)[0]
 
     def predict(self, images: Any, unknown: float | None = None, unknown_label: Any = None) -> np.ndarray:
         """Return the label of every image.
@@ -236,14 +241,8 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 <= share <= 1:
             raise SettingsError(f"unknown is a share from 0 to 1, such as 0.05, not {share!r}.")
         model = self._learned()
-        measure = getattr(model, "typicality", None)
-        size = model.card.image_size
-        if measure is None or measure(np.zeros((1, size, size, 3), np.uint8)) is None:
-            raise ModelError(
-                f"{model.card.settings.method} keeps no statistics of classes, so it cannot say which images are of "
-                "none of them. Use a method that keeps them, such as efc."
-            )
-        return measure
+        model.refuse_without_typicality()
+        return lambda pixels: np.asarray(model.typicality(pixels))
 
     def transform(self, images: Any) -> np.ndarray:
         """Return the embedding of every image, float32: the features that the method's class statistics are about."""

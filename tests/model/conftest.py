@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from efcil.classifier import IncrementalClassifier
 from efcil.model import Model
 
-QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu"}
+QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu", "held_out": 0.0}
 
 
 class Digits:

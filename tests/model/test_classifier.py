@@ -26,7 +26,7 @@ from efcil.model.images import gather, gather_labelled
 from efcil.model.weights import repetitions
 from efcil.settings import options
 
-QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu"}
+QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu", "held_out": 0.0}
 
 
 def quick(**parameters: Any) -> IncrementalClassifier:
@@ -65,8 +65,8 @@ def test_from_a_saved_model_as_in_one_go(method: str, digits: Any, tmp_path: Pat
         at_once.partial_fit(*task)
     quick(method=method, settings=own or None).partial_fit(*tasks[0]).save(tmp_path)
     for task in tasks[1:]:
-        IncrementalClassifier.load(tmp_path, device="cpu").partial_fit(*task).save(tmp_path)
-    loaded = IncrementalClassifier.load(tmp_path, device="cpu")
+        IncrementalClassifier.load(tmp_path, device="cpu").set_params(held_out=0.0).partial_fit(*task).save(tmp_path)
+    loaded = IncrementalClassifier.load(tmp_path, device="cpu").set_params(held_out=0.0)
     assert same(loaded.model_, at_once.model_)
     assert loaded.get_params() == at_once.get_params()
     images, _ = digits.test()
@@ -806,7 +806,8 @@ def test_unknown_images_get_a_label_of_their_own(digits: Any, monkeypatch: pytes
     images, labels = digits.train(0, 1)
     classifier = quick().fit(images, np.array(["nought", "one"])[labels])
     usual = classifier.predict(images)
-    monkeypatch.setattr(Model, "typicality", lambda _, pixels: pixels.mean(axis=(1, 2, 3)) / 255, raising=False)
+    monkeypatch.setattr(Model, "refuse_without_typicality", lambda _: None)
+    monkeypatch.setattr(Model, "typicality", lambda _, pixels: pixels.mean(axis=(1, 2, 3)) / 255)
     typical = images.mean(axis=(1, 2)) / 255
     share = float(np.median(typical))
     found = classifier.predict(images, unknown=share)
@@ -820,15 +821,43 @@ def test_unknown_images_get_a_label_of_their_own(digits: Any, monkeypatch: pytes
     for wrong in (-0.1, 2, "5%", True):
         with pytest.raises(SettingsError, match="a share from 0 to 1"):
             classifier.predict(images, unknown=wrong)
-    monkeypatch.setattr(Model, "typicality", lambda _, pixels: None)
-    with pytest.raises(ModelError, match="keeps no statistics of classes"):
-        classifier.predict(images, unknown=0.05)
+
+
+def test_unknown_needs_statistics_and_images_held_out(digits: Any) -> None:
+    images, labels = digits.train(0, 1)
+    with pytest.raises(ModelError, match="keeps no class statistics"):
+        quick(method="lwf").fit(images, labels).predict(images, unknown=0.05)
+    with pytest.raises(ModelError, match="No images were held out"):
+        quick().fit(images, labels).predict(images, unknown=0.05)
+    classifier = quick(held_out=0.25).fit(images, labels)
+    assert [each.images for each in classifier.model_.card.classes] == [18, 18]
+    assert classifier.predict(images, unknown=0.5, unknown_label=-1).tolist().count(-1) > 0
+
+
+def test_images_held_out_are_not_learned_from(digits: Any, tmp_path: Path, same: Any) -> None:
+    images, labels = digits.train(0, 1)
+    for share, learned in ((None, [22, 22]), (0.0, [24, 24]), (0.5, [12, 12])):
+        classifier = quick(held_out=share).fit(images, labels)
+        assert [each.images for each in classifier.model_.card.classes] == learned
+        kept = quick(held_out=share).partial_fit(images, labels, folder=tmp_path / str(share))
+        assert same(kept.model_, classifier.model_)
+    with pytest.raises(SettingsError, match="between 0 and 0.5"):
+        quick(held_out=0.9).fit(images, labels)
+
+
+@pytest.mark.parametrize("method", ["efc", "fecam"])
+def test_weights_beside_images_held_out(method: str, digits: Any) -> None:
+    """Weights belong to images, whichever of them are learned from."""
+    images, labels = digits.train(0, 1)
+    weights = 1 + np.arange(48) % 3
+    classifier = quick(method=method, held_out=0.25).fit(images, labels, weights)
+    plain = quick(method=method, held_out=0.25).fit(images, labels)
+    assert classifier.model_.card.visits[0].images == plain.model_.card.visits[0].images == 36
+    assert not torch.equal(classifier.model_.ready.memory.means, plain.model_.ready.memory.means)
 
 
 def test_probabilities_are_those_of_the_model(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = digits.train(0, 1)
     classifier = quick().fit(images, labels)
-    monkeypatch.setattr(
-        Model, "probabilities", lambda _, pixels: np.tile([0.25, 0.75], (len(pixels), 1)), raising=False
-    )
+    monkeypatch.setattr(Model, "probabilities", lambda _, pixels: np.tile([0.25, 0.75], (len(pixels), 1)))
     assert np.array_equal(classifier.predict_proba(images), np.tile([0.25, 0.75], (48, 1)))

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from fake_hub import TOKEN, Hub
 
-from efcil.model import Model
-
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 
 
@@ -49,8 +47,6 @@ def test_python_page(
     tables = types.ModuleType("datasets")
     tables.load_dataset = lambda name, split: Mnist(*digits.train(0, 1))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", tables)
-    if not hasattr(Model, "typicality"):
-        monkeypatch.setattr(Model, "typicality", lambda _, pixels: np.zeros(len(pixels)), raising=False)
     names: dict[str, Any] = {}
     for code, shown in blocks():
         exec(compile(code, str(PAGE), "exec"), names)

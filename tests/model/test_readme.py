@@ -15,6 +15,7 @@ from efcil.model import Card
 from efcil.model.card import Pretrained
 from efcil.model.contents import extras
 from efcil.model.folder import read_raw
+from efcil.model.measured import Measured
 from efcil.model.readme import MOST_ROWS, escaped, is_readme, readme, write_readme
 
 HOSTILE = [
@@ -77,13 +78,15 @@ def test_facts_that_a_card_may_have(card: Card) -> None:
     """Where the weights come from, and what was measured at the end of a visit."""
     facts = Pretrained("slim", "<b>x</b>", "apache-2.0", "ab" * 32, "ImageNet")
     card = dataclasses.replace(card, pretrained=facts)
-    object.__setattr__(card.visits[1], "accuracy", 0.815)
+    measured = Measured("held out", right=7, images=8, among=3, classifier="auto")
+    visits = (card.visits[0], dataclasses.replace(card.visits[1], measured=measured))
+    card = dataclasses.replace(card, visits=visits)
     text = readme(card)
     assert "trained from scratch" not in text
     assert "  - licence: apache-2.0\n" in text
     assert "  - trained on: ImageNet\n" in text
     assert r"  - source: \<b\>x\</b\>" in text
-    assert f"| 2 | {card.visits[1].date[:10]} | 1 | 24 | 81.5 % |" in text
+    assert f"| 2 | {card.visits[1].date[:10]} | 1 | 24 | 87.5 % (7 of 8) |" in text
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -18,7 +18,7 @@ from efcil.files import read_regular, write_own
 from efcil.methods.base import Method
 from efcil.model import folder as model_folder
 from efcil.model import purposes
-from efcil.model.card import Card, ModelError
+from efcil.model.card import Card, ModelError, Visit
 
 NAME = "README.md"
 #: Classes and visits in the tables; the others are counted.
@@ -147,7 +147,7 @@ def _classes(card: Card) -> Iterator[str]:
 def _visits(card: Card) -> Iterator[str]:
     """Yield every visit, with the accuracy that was measured at its end where it is known."""
     measured = [_accuracy(visit) for visit in card.visits]
-    title = " accuracy on images held out |" if any(measured) else ""
+    title = " accuracy on images not learned from |" if any(measured) else ""
     yield from ("## Visits", "", f"| visit | date | classes | images |{title}")
     yield "|---:|---|---:|---:|" + "---:|" * bool(title)
     for number, visit in enumerate(card.visits[:MOST_ROWS], start=1):
@@ -158,10 +158,10 @@ def _visits(card: Card) -> Iterator[str]:
     yield ""
 
 
-def _accuracy(visit: Any) -> str:
+def _accuracy(visit: Visit) -> str:
     """Return the accuracy that a visit was measured to have, nothing where that is not known."""
-    value = getattr(visit, "accuracy", None)
-    return f"{100 * value:.1f} %" if isinstance(value, float) else ""
+    found = visit.measured
+    return "" if found is None else f"{100 * found.right / found.images:.1f} % ({found.right:,} of {found.images:,})"
 
 
 def _network(card: Card) -> Iterator[str]:
