@@ -841,7 +841,7 @@ def test_images_held_out_are_not_learned_from(digits: Any, tmp_path: Path, same:
         assert [each.images for each in classifier.model_.card.classes] == learned
         kept = quick(held_out=share).partial_fit(images, labels, folder=tmp_path / str(share))
         assert same(kept.model_, classifier.model_)
-    with pytest.raises(SettingsError, match="between 0 and 0.5"):
+    with pytest.raises(SettingsError, match=r"between 0 and 0\.5"):
         quick(held_out=0.9).fit(images, labels)
 
 
