@@ -78,7 +78,8 @@ def _measured(card: Any) -> list[str]:
         how = {measured.HELD_OUT: "held out", measured.FOLDS: "each left out once", measured.BEFORE: "before learning"}
         lines.append(f"  visit {number}: {rate(each.right, each.images)} among {each.among} classes, {how[each.way]}")
     parts = [each for _, each in found]
-    lines.append(f"  temperature of the probabilities: {measured.temperature(parts, card.settings.classifier):.4g}")
+    temperature = measured.temperature(parts, card.settings.classifier, len(card.classes))
+    lines.append(f"  temperature of the probabilities: {temperature:.4g}")
     spread = measured.closeness(parts)
     if spread is not None:
         lines.append(f"  held-out images that `predict --unknown` compares with: {spread.images}")

@@ -61,14 +61,15 @@ def likelihood(scores: np.ndarray, labels: np.ndarray, doubt: float = DOUBT) -> 
     return Likelihood(count, tuple(float(f"{cost(each):.6g}") for each in GRID))
 
 
-def temperature(parts: Sequence[Likelihood]) -> float:
+def temperature(parts: Sequence[Likelihood], weights: Sequence[float] | None = None) -> float:
     """Return the temperature that is likeliest for several sets of images together; 1 if there are none.
 
-    Between the points of GRID, the parabola through the best one and its neighbours is used.
+    `weights` say how much each set counts; the default is alike. Between the points of GRID, the parabola through the best one and its neighbours is used.
     """
     if not parts:
         return 1.0
-    curve = np.sum([part.curve for part in parts], axis=0)
+    curves = np.array([part.curve for part in parts])
+    curve = np.average(curves, axis=0, weights=weights)
     best = int(np.argmin(curve))
     if not 0 < best < len(GRID) - 1:
         return 1.0  # equal scores: no temperature is better than another

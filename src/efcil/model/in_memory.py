@@ -264,7 +264,8 @@ class Model:
     @property
     def temperature(self) -> float:
         """What scores are divided by before they become probabilities; 1 where no image was held out."""
-        return measured.temperature((visit.measured for visit in self.card.visits), self.card.settings.classifier)
+        visits = (visit.measured for visit in self.card.visits)
+        return measured.temperature(visits, self.card.settings.classifier, len(self.card.classes))
 
     def probabilities(self, pixels: np.ndarray) -> np.ndarray:
         """Return calibrated probabilities (N, classes) of uint8 images, in float64; rows sum to 1."""

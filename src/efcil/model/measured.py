@@ -34,10 +34,18 @@ class Measured:
     closeness: Spread | None = None
 
 
-def temperature(parts: Iterable[Measured | None], classifier: str) -> float:
-    """Return the temperature of a model from its visits' measurements; 1 where nothing was measured."""
-    known = [part.likelihood for part in parts if part is not None and part.classifier == classifier]
-    return calibration.temperature([each for each in known if each is not None])
+def temperature(parts: Iterable[Measured | None], classifier: str, classes: int) -> float:
+    """Return the temperature of a model that knows so many classes; 1 where nothing was measured.
+
+    Scores among few classes say little about scores among many, so a visit counts with the square of the share of the
+    present classes that were known then.
+    """
+    known = [
+        (part.likelihood, min(1.0, part.among / max(classes, 1)) ** 2)
+        for part in parts
+        if part is not None and part.likelihood is not None and part.classifier == classifier
+    ]
+    return calibration.temperature([each for each, _ in known], [weight for _, weight in known])
 
 
 def closeness(parts: Iterable[Measured | None]) -> Spread | None:
