@@ -6,6 +6,32 @@ Adding a command is one module and its name in COMMANDS. Modules import torch an
 
 from __future__ import annotations
 
-from efcil.commands import audit, check, data, evaluate, export, inspect, learn, methods, predict, report, run
+from efcil.commands import (
+    audit,
+    card,
+    check,
+    data,
+    evaluate,
+    export,
+    inspect,
+    learn,
+    methods,
+    predict,
+    report,
+    run,
+)
 
-COMMANDS = (run, report, learn, predict, evaluate, inspect, export, audit, methods, check, data)
+COMMANDS = (
+    run,
+    report,
+    learn,
+    predict,
+    evaluate,
+    inspect,
+    card,
+    export,
+    audit,
+    methods,
+    check,
+    data,
+)

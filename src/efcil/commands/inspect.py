@@ -65,6 +65,27 @@ def _ways(card: Any) -> list[str]:
     return ["", "computed in more than one way", *(f"  visit {' '.join(n)}: {words}" for words, n in visits.items())]
 
 
+def _measured(card: Any) -> list[str]:
+    """Return what every visit has measured on images that were not learned from, and what follows for predictions."""
+    from efcil.model import measured
+    from efcil.model.measuring import rate
+
+    found = [(number, visit.measured) for number, visit in enumerate(card.visits, start=1) if visit.measured]
+    if not found:
+        return []
+    lines = ["", "accuracy of every visit, on images that were not learned from by then"]
+    for number, each in found:
+        how = {measured.HELD_OUT: "held out", measured.FOLDS: "each left out once", measured.BEFORE: "before learning"}
+        lines.append(f"  visit {number}: {rate(each.right, each.images)} among {each.among} classes, {how[each.way]}")
+    parts = [each for _, each in found]
+    temperature = measured.temperature(parts, card.settings.classifier, len(card.classes))
+    lines.append(f"  temperature of the probabilities: {temperature:.4g}")
+    spread = measured.closeness(parts)
+    if spread is not None:
+        lines.append(f"  held-out images that `predict --unknown` compares with: {spread.images}")
+    return lines
+
+
 def describe(card: Any, stored: list[Any], others: Any) -> str:
     """Return card and inventory as text."""
     size, count = card.image_size, len(card.classes)
@@ -80,10 +101,12 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
     for each, label in zip(card.classes, labels, strict=True):
         learned = _day(each.learned)
         images = f"  {each.images:>6,} images" if each.images else ""
+        images += f"  {each.right} of {each.measured} right" if each.measured else ""
         lines.append(f"  {label:<{width}}  task {each.task + 1:<3} learned {learned}{images}")
     more = [visit for visit in card.visits if visit.kind == "more"]
     for visit in more:
         lines.append(f"  more of {visit.classes} classes on {_day(visit.date)}: {visit.images} images")
+    lines += _measured(card)
     lines += _ways(card)
     lines += ["", "stored"]
     for row in stored:

@@ -43,6 +43,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--discard", action="store_true", help="discard an interrupted task")
     parser.add_argument("--preset", metavar="DATASET", help="use the recipes of this dataset (default: folder)")
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        metavar="SHARE",
+        help="share of every class's images that is not learned from but measures the result, 0 for none (default: 0.1 "
+        "where the network is trained; otherwise every image measures and is learned from)",
+    )
     known = options(TrainingSettings)
     for name in SETTINGS:
         # One model is learned here, not a grid.
@@ -59,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Learn the folder, and save the model."""
     from efcil.model.images import gather_labelled
+    from efcil.model.measuring import in_words
     from efcil.model.teaching import teach
 
     folder: Path = arguments.model.expanduser()
@@ -72,15 +80,17 @@ def execute(arguments: argparse.Namespace) -> int:
         device=getattr(arguments, "device", "auto"),
         more=arguments.more,
         discard=arguments.discard,
+        held_out=arguments.held_out,
         checkpoint_steps=arguments.checkpoint_steps,
         quiet=arguments.quiet,
         remarks=_contents(arguments.data.expanduser(), labels),
     )
     if not arguments.quiet:
         names = some(list(dict.fromkeys(map(str, labels))), 20)
-        images, classes = _number(len(labels), "image"), _number(len(model.card.classes), "class")
+        images, classes = _number(model.card.visits[-1].images, "image"), _number(len(model.card.classes), "class")
         more = "more of " if arguments.more else ""
         print(printable(f"{folder}: learned {more}{names} from {images}; it knows {classes} now."))
+        print("\n".join(map(printable, in_words(model.card))))
     return 0
 
 

@@ -22,6 +22,7 @@ from efcil.data.augment import AUGMENTATIONS, Normalisation
 from efcil.engine import hardware
 from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
+from efcil.model.measured import Measured, read_measured
 from efcil.network import backbones
 from efcil.resolution import Resolved
 from efcil.resolution.identity import recipe_as_implied
@@ -65,6 +66,9 @@ class LearnedClass:
     task: int
     images: int
     learned: str
+    #: How many images that were not learned from were tried when it was learned, and how many of them were right.
+    measured: int = 0
+    right: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Visit:
     date: str
     #: Versions, device, precision, threads it was computed with; more than one entry if it was resumed with others.
     made_with: tuple[Mapping[str, Any], ...] = ()
+    #: What images that were not learned from have shown; None where there were none.
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True)
@@ -277,6 +283,8 @@ def _read_class(value: Mapping[str, Any]) -> LearnedClass:
         task=whole(value["task"], 0, MOST_CLASSES),
         images=whole(value["images"], 1, 1 << 62),
         learned=_date(value["learned"]),
+        measured=(measured := whole(value.get("measured", 0), 0, 1 << 62)),
+        right=whole(value.get("right", 0), 0, measured),
     )
 
 
@@ -289,6 +297,7 @@ def _read_visit(value: Mapping[str, Any]) -> Visit:
         images=whole(value["images"], 1, 1 << 62),
         date=_date(value["date"]),
         made_with=tuple(_read_made_with(_mapping(each)) for each in _list(value.get("made_with", []))),
+        measured=read_measured(value.get("measured")),
     )
 
 

@@ -22,7 +22,7 @@ from efcil.engine import checkpoint
 from efcil.files import is_lock
 from efcil.methods.base import Method
 from efcil.model import folder as model_folder
-from efcil.model import purposes
+from efcil.model import purposes, readme
 from efcil.model.card import FORMAT, Card, ModelError
 from efcil.settings import STAGES, Recipe, options
 
@@ -65,6 +65,8 @@ def extras(folder: Path, card: Card) -> Extras:
     """Return what a model folder contains that is not part of the model, tensors excepted."""
     stem, tensors = model_folder.STEM, model_folder.tensor_file(folder)
     own, partial = {f"{stem}.json", tensors.name}, folder / model_folder.PARTIAL
+    if readme.is_readme(folder / readme.NAME, card):  # made from the card, byte for byte: it holds nothing else
+        own.add(readme.NAME)
     unfinished = checkpoint.exists(partial)
     if unfinished:
         own |= {f"{model_folder.PARTIAL}/{file.name}" for file in partial.iterdir() if checkpoint.owns(file.name)}
