@@ -6,6 +6,20 @@ Adding a command is one module and its name in COMMANDS. Modules import torch an
 
 from __future__ import annotations
 
-from efcil.commands import audit, check, data, export, inspect, learn, methods, predict, report, run
+from efcil.commands import (
+    audit,
+    check,
+    data,
+    export,
+    forget,
+    inspect,
+    learn,
+    merge,
+    methods,
+    predict,
+    rename,
+    report,
+    run,
+)
 
-COMMANDS = (run, report, learn, predict, inspect, export, audit, methods, check, data)
+COMMANDS = (run, report, learn, predict, inspect, rename, forget, merge, export, audit, methods, check, data)
