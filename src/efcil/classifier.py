@@ -11,6 +11,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
 from efcil.errors import EfcilError
+from efcil.model import classes
 from efcil.model.images import InputError, Pictures, gather, gather_labelled
 from efcil.model.in_memory import Model, probabilities
 from efcil.model.learning import learn
@@ -201,6 +202,23 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.three_d_array = True
         tags.input_tags.string = True
         return tags
+
+    # -- classes that are known ------------------------------------------------------------------------------------
+
+    def rename(self, old: Any, new: Any) -> IncrementalClassifier:
+        """Give a class another label."""
+        classes.rename(self._learned(), old, new)
+        return self._take(self.model_)
+
+    def forget(self, labels: Any) -> IncrementalClassifier:
+        """Remove all that is stored about these classes alone; see docs/classes.md for what cannot be removed."""
+        classes.forget(self._learned(), list(labels))
+        return self._take(self.model_)
+
+    def merge(self, labels: Any, into: Any) -> IncrementalClassifier:
+        """Make several classes one, called `into`."""
+        classes.merge(self._learned(), list(labels), into)
+        return self._take(self.model_)
 
     # -- keeping -------------------------------------------------------------------------------------------------
 

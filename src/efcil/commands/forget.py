@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, number
+from efcil.commands.parser import add_debug, counted
 from efcil.errors import printable, some
 
 DESCRIPTION = """\
@@ -40,7 +40,7 @@ def execute(arguments: argparse.Namespace) -> int:
     def change(model: Model) -> classes.Forgotten:
         labels = classes.find(model, arguments.classes)
         known = {each.label: each for each in model.card.classes}
-        going = [f"{label} ({number(known[label].images, 'image')})" for label in labels]
+        going = [f"{label} ({counted(known[label].images, 'image')})" for label in labels]
         print(printable(f"Forgetting {some(going, 20)}: all that is stored about {_it(labels)} alone is removed."))
         return classes.forget(model, labels)
 
@@ -48,10 +48,10 @@ def execute(arguments: argparse.Namespace) -> int:
     removed = ", ".join(f"{title} ({count:,} numbers)" for title, count in gone.removed.items())
     print(f"Removed: {removed}.")
     print(
-        f"Not removed, because all classes share it: {', '.join(gone.shared)}. Traces of {_it(gone.labels)} may be left "
-        "there; only a new model without those images has none."
+        f"Not removed, because all classes share it: {', '.join(gone.shared)}. Traces of {_it(gone.labels)} may be "
+        "left there; only a new model without those images has none."
     )
-    left = number(len(model.card.classes), "class")
+    left = counted(len(model.card.classes), "class")
     print(printable(f"{folder}: forgot {some(list(gone.labels), 20)}; it knows {left} now."))
     return 0
 

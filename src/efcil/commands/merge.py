@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, number
+from efcil.commands.parser import add_debug, counted
 from efcil.errors import printable, some
 
 DESCRIPTION = """\
@@ -51,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print("The heads of all classes were fitted to the stored means and covariances.")
     else:
         print("The rows of these classes in the heads were averaged by their numbers of images.")
-    images, left = number(merged.images, "image"), number(len(model.card.classes), "class")
+    images, left = counted(merged.images, "image"), counted(len(model.card.classes), "class")
     names = some(list(merged.labels), 20)
     print(printable(f"{folder}: merged {names} into {merged.label} ({images}); it knows {left} now."))
     return 0

@@ -86,7 +86,7 @@ def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
     )
 
 
-def number(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
     """Return how many of something there are, in words: 1 class, 2 classes."""
     return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("s") else "s")
 

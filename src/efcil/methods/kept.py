@@ -112,9 +112,9 @@ class Keeping(nn.Module):
             return []
         if rows != purpose.per_class * seen:
             raise SettingsError(
-                f"What is stored as {name!r} has {rows} rows for {seen} classes, so nobody can say which of them belong "
-                "to which class. The method must say how many each class has: self.keep(..., per_class=...), 0 if it "
-                "belongs to all classes together."
+                f"What is stored as {name!r} has {rows} rows for {seen} classes, so nobody can say which of them "
+                "belong to which class. The method must say how many each class has: self.keep(..., per_class=...), "
+                "0 if it belongs to all classes together."
             )
         return pieces
 

@@ -230,8 +230,9 @@ class ClassMemory(Keeping):
     def merge(self, classes: Sequence[int], images: Sequence[int]) -> None:
         """Let the first of several classes stand for all of them: as if measured on all of their images together.
 
-        The others stay, to be removed with `keep_rows`. `images` are the numbers of images of all classes. A covariance that classes share is not theirs alone: the
-        class gets one of its own where the form allows it, else its share of the common one.
+        The others stay, to be removed with `keep_rows`. `images` are the numbers of images of all classes. A
+        covariance that classes share is not theirs alone: the class gets one of its own where the form allows it, else
+        its share of the common one.
         """
         first, seen = classes[0], len(self.means)
         if self.form is None or self.form == MOMENTS:

@@ -143,9 +143,7 @@ def _changed(model: Model, change: Callable[[Method], None]) -> Method:
     return method
 
 
-def _adopt(
-    model: Model, method: Method, kept: tuple[LearnedClass, ...], kind: str, classes: int, images: int
-) -> None:
+def _adopt(model: Model, method: Method, kept: tuple[LearnedClass, ...], kind: str, classes: int, images: int) -> None:
     """Let the model be what a change has made of it, once a model with these tensors was found to work."""
     way = made_with(model.execution, deterministic=False)
     card = replace(
@@ -180,7 +178,7 @@ def _refuse_name(model: Model, name: Hashable, instead_of: Sequence[Hashable]) -
     """Refuse a name that another class has, or one like it, or that no folder of images could have."""
     encode_label(name)
     others = [label for label in model.card.labels if label not in instead_of]
-    if name in others:
+    if name in others or (isinstance(name, str) and folder_label(name) in map(folder_label, map(str, others))):
         raise ModelError(f"There is a class called {str(name)!r} already. To make two classes one, use `efcil merge`.")
     if not isinstance(name, str):
         return
@@ -192,9 +190,8 @@ def _refuse_name(model: Model, name: Hashable, instead_of: Sequence[Hashable]) -
         )
     if not name.strip() or name.startswith(".") or set(name) & set("/\0") or len(name) > contents.LONGEST:
         raise SettingsError(
-            f"A class cannot be called {shortened(name)!r}: more images of it would be in a folder of that name, and no "
-            f"folder of images has it. Give a name of 1 to {contents.LONGEST} characters, without /, that does not begin "
-            "with a dot."
+            f"A class cannot be called {shortened(name)!r}: no folder of images can have that name. Give a name of 1 "
+            f"to {contents.LONGEST} characters, without /, that does not begin with a dot."
         )
 
 
