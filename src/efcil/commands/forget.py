@@ -45,7 +45,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return classes.forget(model, labels)
 
     model, gone = classes.in_folder(folder, change)
-    removed = ", ".join(f"{title} ({count:,} numbers)" for title, count in gone.removed.items())
+    removed = ", ".join(f"{title} ({counted(count, 'number')})" for title, count in gone.removed.items())
     print(f"Removed: {removed}.")
     print(
         f"Not removed, because all classes share it: {', '.join(gone.shared)}. Traces of {_it(gone.labels)} may be "
