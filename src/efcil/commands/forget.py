@@ -47,10 +47,13 @@ def execute(arguments: argparse.Namespace) -> int:
     model, gone = classes.in_folder(folder, change)
     removed = ", ".join(f"{title} ({counted(count, 'number')})" for title, count in gone.removed.items())
     print(f"Removed: {removed}.")
-    print(
-        f"Not removed, because all classes share it: {', '.join(gone.shared)}. Traces of {_it(gone.labels)} may be "
-        "left there; only a new model without those images has none."
-    )
+    if not gone.shared:
+        print("Nothing else depends on it: the network was not trained on your images.")
+    else:
+        print(
+            f"Not removed, because all classes share it: {', '.join(gone.shared)}. Traces of {_it(gone.labels)} may be "
+            "left there; only a new model without those images has none."
+        )
     left = counted(len(model.card.classes), "class")
     print(printable(f"{folder}: forgot {some(list(gone.labels), 20)}; it knows {left} now."))
     return 0

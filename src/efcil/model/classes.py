@@ -129,8 +129,17 @@ def merge(model: Model, labels: Sequence[Hashable], into: Hashable) -> Merged:
 
 
 def shared(model: Model) -> tuple[str, ...]:
-    """Return the titles of what all classes share, in which traces of a class that is gone may be left."""
-    return (NETWORK, *model.ready.belongs_to_all())
+    """Return the titles of what all classes share, in which traces of a class that is gone may be left.
+
+    A pre-trained network that no image of the user has changed is not among them.
+    """
+    card, method = model.card, model.ready
+    untouched = (
+        card.pretrained is not None
+        and card.resolved.first_task.backbone_learning_rate == 0
+        and not method.about.trains_later
+    )
+    return (*([] if untouched else [NETWORK]), *method.belongs_to_all())
 
 
 def _changed(model: Model, change: Callable[[Method], None]) -> Method:
