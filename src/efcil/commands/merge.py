@@ -47,10 +47,12 @@ def execute(arguments: argparse.Namespace) -> int:
         return classes.merge(model, labels, same[0] if same else name)
 
     model, merged = classes.in_folder(folder, change)
+    if merged.combined:
+        print(f"Now as if measured on the images of all of them together: {', '.join(merged.combined)}.")
     if merged.refitted:
-        print("The heads of all classes were fitted to the stored means and covariances.")
+        print("Heads: fitted to the means and covariances of all classes.")
     else:
-        print("The rows of these classes in the heads were averaged by their numbers of images.")
+        print("Heads: the rows of these classes were averaged, weighted by their numbers of images.")
     images, left = counted(merged.images, "image"), counted(len(model.card.classes), "class")
     names = some(list(merged.labels), 20)
     print(printable(f"{folder}: merged {names} into {merged.label} ({images}); it knows {left} now."))

@@ -16,6 +16,7 @@ from efcil.engine import checkpoint, hardware
 from efcil.errors import SettingsError, shortened, some, unknown
 from efcil.files import locked, refuse_full, refuse_unwritable
 from efcil.methods.base import Method
+from efcil.methods.memory import SHARED, ClassMemory
 from efcil.model import contents
 from efcil.model import folder as model_folder
 from efcil.model.blending import refit_heads
@@ -41,11 +42,16 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class Merged:
-    """The class that several have become, and how: whether the heads were fitted again, or rows averaged."""
+    """The class that several have become, and how.
+
+    `combined` is what is now as if measured on all of their images together. Heads were fitted again to the Gaussians
+    of all classes (`refitted`), or the rows of these classes averaged.
+    """
 
     label: Hashable
     labels: tuple[Hashable, ...]
     images: int
+    combined: tuple[str, ...]
     refitted: bool
 
 
@@ -125,7 +131,9 @@ def merge(model: Model, labels: Sequence[Hashable], into: Hashable) -> Merged:
             refit_heads(model, method)
 
     _adopt(model, _changed(model, change), kept, "merge", len(places), images)
-    return Merged(into, tuple(labels), images, refitted)
+    memory: ClassMemory | None = getattr(model.ready, "memory", None)
+    combined = () if memory is None else ("means",) if memory.form in SHARED else memory.keeps
+    return Merged(into, tuple(labels), images, combined, refitted)
 
 
 def shared(model: Model) -> tuple[str, ...]:
@@ -136,7 +144,7 @@ def shared(model: Model) -> tuple[str, ...]:
     card, method = model.card, model.ready
     untouched = (
         card.pretrained is not None
-        and card.resolved.first_task.backbone_learning_rate == 0
+        and (card.resolved.first_task.epochs == 0 or card.resolved.first_task.backbone_learning_rate == 0)
         and not method.about.trains_later
     )
     return (*([] if untouched else [NETWORK]), *method.belongs_to_all())
