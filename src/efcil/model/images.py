@@ -212,7 +212,7 @@ def advice(labels: Sequence[Hashable], first: bool) -> Iterator[str]:
         (name,) = counts
         yield (
             f"{name} is the only class so far: until the model learns a second one, it answers every image with {name}."
-            " A first task of several classes is a better start, because it learns to tell them apart"
+            " If the network is trained on your images, a first task of several classes is a better start"
         )
 
 
