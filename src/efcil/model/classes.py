@@ -16,7 +16,7 @@ from efcil.engine import checkpoint, hardware
 from efcil.errors import SettingsError, shortened, some, unknown
 from efcil.files import locked, refuse_full, refuse_unwritable
 from efcil.methods.base import Method
-from efcil.methods.memory import SHARED, ClassMemory
+from efcil.methods.memory import POOLED, SHARED, ClassMemory
 from efcil.model import contents
 from efcil.model import folder as model_folder
 from efcil.model.blending import refit_heads
@@ -132,7 +132,8 @@ def merge(model: Model, labels: Sequence[Hashable], into: Hashable) -> Merged:
 
     _adopt(model, _changed(model, change), kept, "merge", len(places), images)
     memory: ClassMemory | None = getattr(model.ready, "memory", None)
-    combined = () if memory is None else ("means",) if memory.form in SHARED else memory.keeps
+    average = memory is not None and memory.form in SHARED and memory.form != POOLED
+    combined = () if memory is None else ("means",) if average else memory.keeps
     return Merged(into, tuple(labels), images, combined, refitted)
 
 
