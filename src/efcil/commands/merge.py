@@ -51,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"Now as if measured on the images of all of them together: {', '.join(merged.combined)}.")
     if merged.refitted:
         print("Heads: fitted to the means and covariances of all classes.")
-    else:
+    elif merged.averaged:
         print("Heads: the rows of these classes were averaged, weighted by their numbers of images.")
     images, left = counted(merged.images, "image"), counted(len(model.card.classes), "class")
     names = some(list(merged.labels), 20)

@@ -45,7 +45,7 @@ class Merged:
     """The class that several have become, and how.
 
     `combined` is what is now as if measured on all of their images together. Heads were fitted again to the Gaussians
-    of all classes (`refitted`), or the rows of these classes averaged.
+    of all classes (`refitted`), or the rows of these classes `averaged`; neither matters to a method without heads.
     """
 
     label: Hashable
@@ -53,6 +53,7 @@ class Merged:
     images: int
     combined: tuple[str, ...]
     refitted: bool
+    averaged: bool
 
 
 # -- in memory -------------------------------------------------------------------------------------------------------
@@ -131,10 +132,12 @@ def merge(model: Model, labels: Sequence[Hashable], into: Hashable) -> Merged:
             refit_heads(model, method)
 
     _adopt(model, _changed(model, change), kept, "merge", len(places), images)
+    own = [each for name, each in model.ready.purposes().items() if not name.startswith("memory.")]
+    trained = classifiers.HEADS in about.keeps or any(each.per_class for each in own)
     memory: ClassMemory | None = getattr(model.ready, "memory", None)
     average = memory is not None and memory.form in SHARED and memory.form != POOLED
     combined = () if memory is None else ("means",) if average else memory.keeps
-    return Merged(into, tuple(labels), images, combined, refitted)
+    return Merged(into, tuple(labels), images, combined, refitted, trained and not refitted)
 
 
 def shared(model: Model) -> tuple[str, ...]:
