@@ -10,6 +10,7 @@ from efcil.commands import (
     audit,
     check,
     data,
+    evaluate,
     export,
     forget,
     inspect,
@@ -22,4 +23,6 @@ from efcil.commands import (
     run,
 )
 
-COMMANDS = (run, report, learn, predict, inspect, rename, forget, merge, export, audit, methods, check, data)
+COMMANDS = (
+    run, report, learn, predict, evaluate, inspect, rename, forget, merge, export, audit, methods, check, data,
+)  # fmt: skip
