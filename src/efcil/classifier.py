@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeatures
 from sklearn.exceptions import NotFittedError
 
 from efcil.errors import EfcilError, SettingsError
-from efcil.model import hub
+from efcil.model import classes, hub
 from efcil.model.defaults import completed
 from efcil.model.images import InputError, Pictures, gather, gather_labelled
 from efcil.model.in_memory import Model
@@ -281,6 +281,23 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         tags.input_tags.string = True
         tags.transformer_tags.preserves_dtype = []  # embeddings are float32, whatever the images are
         return tags
+
+    # -- classes that are known ------------------------------------------------------------------------------------
+
+    def rename(self, old: Any, new: Any) -> IncrementalClassifier:
+        """Give a class another label."""
+        classes.rename(self._learned(), old, new)
+        return self._take(self.model_)
+
+    def forget(self, labels: Any) -> IncrementalClassifier:
+        """Remove all that is stored about these classes alone; see docs/classes.md for what cannot be removed."""
+        classes.forget(self._learned(), list(labels))
+        return self._take(self.model_)
+
+    def merge(self, labels: Any, into: Any) -> IncrementalClassifier:
+        """Make several classes one, called `into`."""
+        classes.merge(self._learned(), list(labels), into)
+        return self._take(self.model_)
 
     # -- keeping -------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ def learn_more(
     features, where = gaussians.collect(features_of, method.measured_views(data))
     method.memory.blend(features, where, [each.images for each in card.classes])
     if method.about.decides_by_heads:
-        _refit_heads(model, method, stop)
+        refit_heads(model, method, stop)
     method.restored()
     _stop_if_asked(stop)
     fresh = np.bincount(numbers, minlength=len(card.classes)).tolist()
@@ -70,8 +70,8 @@ def learn_more(
     )
 
 
-def _refit_heads(model: Model, method: Method, stop: StopRequest | None) -> None:
-    """Train all heads on samples of the classes' Gaussians."""
+def refit_heads(model: Model, method: Method, stop: StopRequest | None = None) -> None:
+    """Train all heads of a method of this model on samples of the classes' Gaussians."""
     # Equally many of each: the number of training images of a class does not say how frequent the class is in use.
     card, statistics = model.card, method.memory.statistics()
 

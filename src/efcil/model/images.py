@@ -11,7 +11,7 @@ import math
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,14 @@ from efcil.data.decode import (
     short_side,
     usual_side,
 )
-from efcil.data.sources.listing import files_below, images_below, images_of_class, is_image, visible_folders
+from efcil.data.sources.listing import (
+    files_below,
+    images_below,
+    images_of_class,
+    is_image,
+    visible_folders,
+    wrong_level,
+)
 from efcil.errors import DataError, some
 from efcil.model import pairs
 
@@ -38,6 +45,22 @@ _HELD_OUT_NAMES = ("test", "val")
 #: Files that file managers create, in lower case; hidden files are skipped anyway.
 _LEFT_BEHIND = ("thumbs.db", "desktop.ini")
 InputError = pairs.InputError
+#: Images that a class should have at least.
+FEWEST_IMAGES = 5
+#: What to do about files that are ignored, by their suffixes.
+_BY_TYPE = (
+    (".heic .heif .hif", "to read them: pip install 'efcil[heic]'"),
+    (".raw .cr2 .cr3 .crw .nef .nrw .arw .dng .orf .rw2 .raf .srw .pef", "raw photographs: convert to JPEG"),
+    (".svg .svgz .eps .ai .cdr", "drawings: export as PNG"),
+    (".avif .jxl .jp2 .psd .xcf .ico .tga .exr .hdr .dds .jfif", "convert to JPEG or PNG"),
+    (".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv .3gp", "videos: save single frames as JPEG"),
+    (
+        ".pdf .txt .csv .tsv .json .jsonl .xml .yaml .yml .md .html .doc .docx .odt .xls .xlsx .ppt .pptx .py .ipynb "
+        ".zip .tar .gz .7z .rar .mp3 .wav .npy .npz .pt .pth .safetensors .db .log .ini .aae .xmp",
+        "not images",
+    ),
+)
+_OTHERWISE = "if they are images, convert to JPEG or PNG"
 
 
 def model_fit(size: int) -> Fit:
@@ -144,15 +167,16 @@ def class_folders(folder: Path, held_out: bool = False) -> tuple[list[Path], lis
     root = _class_roots(folder)[held_out]
     if root is None:
         return [], []
-    paths: list[Path] = []
-    labels: list[str] = []
-    for child in visible_folders(root):
-        found = images_of_class(child)
-        paths += found
-        labels += [folder_label(child.name)] * len(found)
-    if not paths:
-        raise InputError(f"{root} has no sub-folder with images. Put the images of each class into a sub-folder.")
-    return paths, labels
+    found = {child: images_of_class(child) for child in visible_folders(root)}
+    if wrong := wrong_level(root, found):
+        raise InputError(wrong)
+    if not found:
+        raise InputError(
+            f"{root} has no sub-folder with images. Put the images of each class into a sub-folder that has the name "
+            f"of the class: {root / 'cat' / '1.jpg'}, {root / 'dog' / '2.jpg'}."
+        )
+    labels = [folder_label(child.name) for child, images in found.items() for _ in images]
+    return [image for images in found.values() for image in images], labels
 
 
 def folder_label(name: str) -> str:
@@ -179,12 +203,32 @@ def unknown_files(files: Iterable[Path]) -> list[Path]:
 
 
 def ignored_line(files: Sequence[Path]) -> str:
-    """Return a sentence about ignored files: how many, and of which types, most frequent first."""
-    kinds = Counter(file.suffix.lower() or "no suffix" for file in files)
-    plural = "s" if len(files) > 1 else ""
-    return (
-        f"{len(files)} file{plural} ignored: {some([k for k, _ in kinds.most_common()])}; convert images to JPEG or PNG"
-    )
+    """Return a sentence about ignored files: how many, of which types, most frequent first, and what to do."""
+    kinds = Counter(file.suffix.lower() for file in files)
+    parts = [f"{count} {kind or 'without suffix'} ({_advice(kind)})" for kind, count in kinds.most_common()]
+    return f"{len(files)} file{'s' if len(files) > 1 else ''} ignored: {some(parts)}"
+
+
+def _advice(suffix: str) -> str:
+    return next((advice for suffixes, advice in _BY_TYPE if suffix in suffixes.split()), _OTHERWISE)
+
+
+def advice(labels: Sequence[Hashable], first: bool) -> Iterator[str]:
+    """Yield what to know before new classes are learned from so few images, or, as the `first` task, from one class."""
+    counts = Counter(labels)
+    single = [str(label) for label, count in counts.items() if count == 1]
+    if single:
+        has = "has only one image" if len(single) == 1 else "have only one image each"
+        yield (
+            f"{some(single)} {has}, from which its spread, how much images of a class differ, cannot be known. Give at "
+            f"least {FEWEST_IMAGES} images of each class"
+        )
+    if first and len(counts) == 1:
+        (name,) = counts
+        yield (
+            f"{name} is the only class so far: until the model learns a second one, it answers every image with {name}."
+            " If the network is trained on your images, a first task of several classes is a better start"
+        )
 
 
 def _class_roots(folder: Path) -> tuple[Path, Path | None]:

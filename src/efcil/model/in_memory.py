@@ -123,7 +123,9 @@ class Model:
             raise ModelError(f"{error} Choose another folder, or save with overwrite=True.") from None
         mine = self.card
         begun = [[getattr(card.settings, name) for name in _FIXED] for card in (there, mine)]
-        same = (there.visits, there.labels) == (mine.visits[: len(there.visits)], mine.labels[: len(there.labels)])
+        same = there.visits == mine.visits[: len(there.visits)]
+        if not any(visit.kind in ("rename", "forget", "merge") for visit in mine.visits[len(there.visits) :]):
+            same = same and there.labels == mine.labels[: len(there.labels)]
         if not same or begun[0] != begun[1]:
             raise ModelError(
                 f"{folder} holds another model, not an earlier state of this one. Choose another folder, or save with "
