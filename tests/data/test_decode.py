@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -179,13 +181,16 @@ def test_reduced_images_keep_their_colour_space(mode: str, colour: object) -> No
     assert differences(decode_image(encoded, Fit(16, resize=True, reduce=True)), exact).max() <= 2
 
 
-def test_reduced_images_keep_their_place() -> None:
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_reduced_images_keep_their_place(orientation: int) -> None:
     # At an eighth, the last of 50 columns shows a single one of 393; taken for whole, it would move the ramp by 7.
-    ramp = np.repeat(np.linspace(0, 255, 393).round().astype(np.uint8)[None], 393, axis=0)
+    ramp, exif = np.add.outer(*[np.linspace(0, 127, 393)] * 2).round().astype(np.uint8), Image.Exif()
+    exif[0x0112] = orientation
     for kind in ("JPEG", "PNG"):
-        encoded = encode(Image.fromarray(ramp), kind, quality=95)
-        exact = decode_image(encoded, Fit(25, resize=True))
-        assert differences(decode_image(encoded, Fit(25, resize=True, reduce=True)), exact)[:, 1:-1].max() <= 1
+        encoded = encode(Image.fromarray(ramp), kind, quality=95, exif=exif)
+        exact = decode_image(encoded, Fit(25, resize=True, orient=True))
+        found = differences(decode_image(encoded, Fit(25, resize=True, orient=True, reduce=True)), exact)
+        assert found[1:-1, 1:-1].max() <= 1
 
 
 def test_an_image_in_memory_gives_nearly_what_its_file_gives() -> None:
@@ -278,3 +283,63 @@ def test_broken_images_are_returned_with_their_places() -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"The test image does not exist\. Check the path\."):
         decode_image(Encoded(tmp_path / "none.png", "The test image"), Fit(8))
+
+
+class TestHeif:
+    """Photographs of telephones, where the extra is installed."""
+
+    @staticmethod
+    def heic(pixels: np.ndarray, orientation: int = 1, **extra: object) -> bytes:
+        heif = pytest.importorskip("pillow_heif", reason='needs the extra: pip install "efcil[heic]"')
+        exif, stream = Image.Exif(), io.BytesIO()
+        exif[0x0112] = orientation
+        heif.from_pillow(Image.fromarray(pixels)).save(stream, quality=95, exif=exif.tobytes(), **extra)
+        return stream.getvalue()
+
+    @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+    def test_they_look_like_jpeg_files_turned_as_these_are(self, orientation: int) -> None:
+        pixels, exif = photograph(413, 301), Image.Exif()
+        exif[0x0112] = orientation
+        fit = Fit(16, resize=True, orient=True, reduce=True)
+        expected = decode_image(encode(Image.fromarray(pixels), "JPEG", quality=95, exif=exif), fit)
+        found = decode_image(Encoded(self.heic(pixels, orientation), "The test image"), fit)
+        assert differences(found, expected).max() <= 12
+
+    def test_any_suffix_will_do(self, tmp_path: Path) -> None:
+        (tmp_path / "photo.jpg").write_bytes(self.heic(photograph(64, 48)))
+        file = Encoded(tmp_path / "photo.jpg", "The test image")
+        assert decode_image(file, Fit(16, resize=True)).shape == (16, 16, 3)
+        assert short_side(file) == 48
+        assert set(decode.HEIF_SUFFIXES) <= set(decode.SUFFIXES)
+
+    def test_a_thumbnail_is_not_taken_for_the_image(self) -> None:
+        content = self.heic(photograph(800, 600), thumbnails=[400])
+        reduced = decode_image(Encoded(content, "The test image"), Fit(32, resize=True, reduce=True))
+        alone = decode_image(
+            Encoded(self.heic(photograph(800, 600)), "The test image"), Fit(32, resize=True, reduce=True)
+        )
+        assert np.array_equal(reduced, alone)
+
+    def test_hostile_files_are_refused_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        content = self.heic(np.zeros((600, 600, 3), np.uint8))
+        said = content.replace(struct.pack(">II", 600, 600), struct.pack(">II", 64, 64))
+        assert said != content
+        draw = np.random.default_rng(5)
+        scrambled = bytearray(content)
+        for place in draw.integers(12, len(content), 40):
+            scrambled[place] = draw.integers(256)
+        for hostile in (said, content[: len(content) // 2], content[:40], content[:12] + b"\xff" * 400):
+            with pytest.raises(DataError, match="The test image"):
+                decode_image(Encoded(hostile, "The test image"), Fit(64))
+        with contextlib.suppress(DataError):  # by chance it may still be an image
+            decode_image(Encoded(bytes(scrambled), "The test image"), Fit(16, resize=True))
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+        with pytest.raises(DataError, match=r"The test image is refused: .*decompression bomb"):
+            decode_image(Encoded(content, "The test image"), Fit(16, resize=True))
+
+    def test_without_the_extra_the_answer_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(decode, "READS_HEIF", False)
+        content = Encoded(b"\0\0\0\x18ftypheic" + b"\0" * 100, "The test image")
+        for read in (lambda: decode_image(content, Fit(8)), lambda: short_side(content)):
+            with pytest.raises(DataError, match=r'^The test image is a HEIF image.*pip install "efcil\[heic\]"'):
+                read()

@@ -20,6 +20,8 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
 from efcil.data.decode import (
+    HEIF_ADVICE,
+    HEIF_SUFFIXES,
     LARGEST_USUAL_SIDE,
     SAMPLED_SIDES,
     Encoded,
@@ -167,8 +169,10 @@ def ignored_line(files: Sequence[Path]) -> str:
     """Return a sentence about ignored files: how many, and of which types, most frequent first."""
     kinds = Counter(file.suffix.lower() or "no suffix" for file in files)
     plural = "s" if len(files) > 1 else ""
+    heif = f"; {HEIF_ADVICE}" if any(kind in HEIF_SUFFIXES for kind in kinds) else ""
     return (
         f"{len(files)} file{plural} ignored: {some([k for k, _ in kinds.most_common()])}; convert images to JPEG or PNG"
+        + heif
     )
 
 

@@ -11,6 +11,7 @@ from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
 from efcil.errors import some
 from efcil.files import locked, refuse_full, refuse_unwritable
+from efcil.model import broken
 from efcil.model import folder as model_folder
 from efcil.model.card import ModelError, changed_computing, made_with, versions
 from efcil.model.images import Pictures
@@ -36,12 +37,13 @@ def teach(
     checkpoint_steps: int | None = None,
     quiet: bool = True,
     remarks: Iterable[str] = (),
+    skip_broken: bool = False,
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
     A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
     interrupted task started with, and returns those to learn with. An interrupted task is resumed when the same images
-    are given again; `discard` discards it.
+    are given again; `discard` discards it. `skip_broken` leaves out images that cannot be read.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
@@ -55,7 +57,13 @@ def teach(
             size = model.card.image_size
             progress.say(f"{size} x {size} pixels, {model.card.resolved.network}, on {model.execution.device}")
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
-            learn(model, pictures.pixels(size), labels, more=more, progress=progress, keep=keep)
+            if skip_broken:
+                found = broken.intact(pictures, labels, size)
+                broken.report(found, progress.say)
+                pixels, labels = found.pixels, found.labels
+            else:
+                pixels = pictures.pixels(size)
+            learn(model, pixels, labels, more=more, progress=progress, keep=keep)
             model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
