@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from efcil import methods
-from efcil.cli import build_parser, main
+from efcil.cli import main
+from efcil.commands import build_parser
 from efcil.commands.completion import SHELLS, script
 
 NEEDED = 'needs the extra: pip install "efcil[completion]"'
@@ -47,7 +48,7 @@ def test_bash_accepts_its_script(bash_script: Path) -> None:
 
 
 def test_bash_completes_commands_flags_and_names(bash_script: Path, tmp_path: Path) -> None:
-    parser, commands = build_parser()
+    _, commands = build_parser()
     assert set(commands) <= set(complete(bash_script, tmp_path, "efcil", ""))
     assert complete(bash_script, tmp_path, "efcil", "pred") == ["predict"]
     assert complete(bash_script, tmp_path, "efcil", "learn", "--skip") == ["--skip-broken"]
