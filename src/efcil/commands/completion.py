@@ -90,7 +90,7 @@ def _names() -> dict[str, Callable[[], Iterable[str]]]:
     from efcil.core import classifiers
     from efcil.data.augment import AUGMENTATIONS
     from efcil.data.sources import sources
-    from efcil.network.resnet import NETWORKS
+    from efcil.network.backbones import NETWORKS
 
     return {
         "METHOD": lambda: sorted(methods.available()),
