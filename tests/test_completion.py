@@ -13,7 +13,7 @@ import pytest
 
 from efcil import methods
 from efcil.cli import main
-from efcil.commands import build_parser
+from efcil.commands.build import build_parser
 from efcil.commands.completion import SHELLS, script
 
 NEEDED = 'needs the extra: pip install "efcil[completion]"'

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from efcil.commands import build_parser
+from efcil.commands.build import build_parser
 from efcil.errors import EfcilError, SettingsError, TrainingError, closest
 from efcil.output import lines, printable_warnings
 

@@ -52,7 +52,7 @@ def script(shell: str) -> str:
         import shtab
     except ImportError:
         raise SettingsError('Shell completion needs another package: pip install "efcil[completion]".') from None
-    from efcil.commands import build_parser
+    from efcil.commands.build import build_parser
 
     # This parser only describes: it never parses, so choices may be added that the real one checks by itself.
     parser, commands = build_parser()
