@@ -64,6 +64,7 @@ def store(file: Path, printed: list[str]) -> None:
 
 
 def main() -> None:
+    """Run the notebook that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--store", action="store_true")
