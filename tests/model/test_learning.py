@@ -415,7 +415,7 @@ def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, cap
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "classes: digit-2 (24)",
-        "4 files ignored: .cr2, .txt; convert images to JPEG or PNG",
+        "4 files ignored: 3 .cr2 (raw photographs: convert to JPEG), 1 .txt (not images)",
         "1 image outside the class folders ignored; put images into the folder of their class",
     ]
     assert lines[-1].endswith("learned digit-2 from 24 images; it knows 1 class now.")

@@ -8,17 +8,38 @@ from __future__ import annotations
 
 from efcil.commands import (
     audit,
+    card,
     check,
     completion,
     data,
     evaluate,
     export,
+    forget,
     inspect,
     learn,
+    merge,
     methods,
     predict,
+    rename,
     report,
     run,
 )
 
-COMMANDS = (run, report, learn, predict, evaluate, inspect, export, audit, methods, check, data, completion)
+COMMANDS = (
+    run,
+    report,
+    learn,
+    predict,
+    evaluate,
+    inspect,
+    rename,
+    forget,
+    merge,
+    card,
+    export,
+    audit,
+    methods,
+    check,
+    data,
+    completion,
+)

@@ -38,9 +38,11 @@ def teach(
     device: str = "auto",
     more: bool = False,
     discard: bool = False,
+    held_out: float | None = None,
     checkpoint_steps: int | None = None,
     quiet: bool = True,
     remarks: Iterable[str] = (),
+    repeats: np.ndarray | None = None,
     skip_broken: bool = False,
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
@@ -48,21 +50,39 @@ def teach(
     A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
     interrupted task started with, and returns those to learn with; `completed` then chooses network and method of a new
     model where none is named. An interrupted task is resumed when the same images are given again; `discard` discards
-    it. `skip_broken` leaves out images that cannot be read.
+    it. `held_out` is the share of images that are not learned from but measure the result; None chooses. `skip_broken`
+    leaves out images that cannot be read.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
     with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
         refuse_lost(folder)
         model = _opened(folder, pictures, labels, wanted, completed, model, device, discard)
+        if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
+            held_out = begun.held_out
         refuse_full(folder, needed_bytes(model))
         with Progress(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
             for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model), *_made_of(model)):
                 progress.say(line)
-            pixels, labels = _decoded(pictures, labels, model.card.image_size, progress.say if skip_broken else None)
+            if skip_broken:
+                found = broken.intact(pictures, labels, model.card.image_size)
+                broken.report(found, progress.say)
+                pixels, labels = found.pixels, found.labels
+                repeats = None if repeats is None else repeats[found.places]
+            else:
+                pixels = pictures.pixels(model.card.image_size)
             progress.say(estimate(model, pixels, more=more))
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
-            learn(model, pixels, labels, more=more, progress=progress, keep=keep)
+            learn(
+                model,
+                pixels,
+                labels,
+                more=more,
+                held_out=held_out,
+                progress=progress,
+                keep=keep,
+                repeats=repeats,
+            )
             model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
@@ -107,17 +127,6 @@ def _opened(
     model.change(wanted(model.card.settings if begun is None else begun.card.settings))
     refuse_lookalikes(model, labels)
     return model
-
-
-def _decoded(
-    pictures: Pictures, labels: Sequence[Hashable], size: int, say: Callable[[str], None] | None
-) -> tuple[np.ndarray, Sequence[Hashable]]:
-    """Return the pixels of all images and their labels; with `say`, broken images are said and left out."""
-    if say is None:
-        return pictures.pixels(size), labels
-    found = broken.intact(pictures, labels, size)
-    broken.report(found, say)
-    return found.pixels, found.labels
 
 
 def _same(first: Model, second: Model) -> bool:
