@@ -15,7 +15,7 @@ from efcil.model import Model
 from efcil.model.broken import intact, report
 from efcil.model.images import InputError, Pictures, gather_labelled, ignored_line
 
-QUICK = "--preset digits --image-size 8 --device cpu --epochs 1 --held-out 0".split()
+QUICK = ["--preset", "digits", "--image-size", "8", "--device", "cpu", "--epochs", "1", "--held-out", "0"]
 
 
 @pytest.fixture
