@@ -64,7 +64,8 @@ def likelihood(scores: np.ndarray, labels: np.ndarray, doubt: float = DOUBT) -> 
 def temperature(parts: Sequence[Likelihood], weights: Sequence[float] | None = None) -> float:
     """Return the temperature that is likeliest for several sets of images together; 1 if there are none.
 
-    `weights` say how much each set counts; the default is alike. Between the points of GRID, the parabola through the best one and its neighbours is used.
+    `weights` say how much each set counts; the default is alike. Between the points of GRID, the parabola
+    through the best one and its neighbours is used.
     """
     if not parts:
         return 1.0
