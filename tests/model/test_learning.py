@@ -347,7 +347,7 @@ def test_known_classes_are_refused_unless_more_is_said(
     assert (model / "model.json").read_bytes() == content
     assert learn(model, folders / "held-out", "--more", "--device", "cpu") == 0
     assert "learned more of digit-0, digit-1, digit-2 from 72 images" in capsys.readouterr().out
-    assert [each.images for each in Model.load(model, "cpu").card.classes] == [48, 48, 48]
+    assert [each.images for each in Model.load(model, "cpu").card.classes] == [46, 46, 46], "two of each were held out"
 
 
 @pytest.mark.parametrize(("module", "name"), [(gaussians, "collect"), (blending, "fit_to_gaussians")])
@@ -386,7 +386,7 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
     assert learn(model, folders / "first", *QUICK[:-1], "--epochs", "2", "--set", "efm_weight=5") == 0
     output = capsys.readouterr().out
     assert "task 1/1  epoch 2/2" in output
-    assert "learned digit-0, digit-1 from 48 images; it knows 2 classes now." in output
+    assert "learned digit-0, digit-1 from 44 images; it knows 2 classes now." in output
     assert learn(model, folders / "second", "--set", "later.learning_rate=0.002", "--quiet", "--device", "cpu") == 0
     card = Model.load(model, "cpu").card
     assert card.resolved.method.efm_weight == 5.0, "what was set before stays"
@@ -418,7 +418,7 @@ def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, cap
         "4 files ignored: .heic, .txt; convert images to JPEG or PNG",
         "1 image outside the class folders ignored; put images into the folder of their class",
     ]
-    assert lines[-1].endswith("learned digit-2 from 24 images; it knows 1 class now.")
+    assert any(line.endswith("learned digit-2 from 22 images; it knows 1 class now.") for line in lines)
     assert learn(tmp_path / "quiet", data, *options, "--quiet") == 0
     assert learn(tmp_path / "clean", folders / "second", *options) == 0
     assert "ignored" not in capsys.readouterr().out
