@@ -1,6 +1,6 @@
 """How good the answers of a model are on images and classes that it has not learned from.
 
-    python benchmarks/answers.py FOLDER [--known 7] [--unseen 3] [--learned 0.67] [--per-visit 2] [--repeats 10]
+    python benchmarks/answers.py FOLDER [--known 7] [--unseen 3] [--learned 0.67] [--per-visit 2] [--repeats 5]
 
 FOLDER has one sub-folder of images per class. In every repeat, classes are drawn at random: the known ones are learned
 in visits with the settings of `efcil learn`, from a share (or a number) of their images; the rest of their images and
@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from efcil.core import calibration
 from efcil.core.classifiers import ClassStatistics, bayes, nearest_mean
+from efcil.evaluation import classification
 from efcil.model import Model, defaults
 from efcil.model.images import gather_labelled
 from efcil.model.learning import learn
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--unseen", type=int, default=3)
     parser.add_argument("--learned", type=float, default=0.67, help="share of a class's images, or their number")
     parser.add_argument("--per-visit", type=int, default=2, help="classes per visit")
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--most", type=int, default=60, help="images of a class that are used at all")
     parser.add_argument("--method", default=defaults.METHOD)
     arguments = parser.parse_args()
@@ -57,7 +58,7 @@ def main() -> None:
     found = [measure(arguments, settings, pixels, names, repeat) for repeat in range(arguments.repeats)]
     for name in found[0]:
         values = [row[name] for row in found]
-        print(f"{name:<55} {np.mean(values):.3f} +- {np.std(values):.3f}")
+        print(f"{name:<55} {np.mean(values):.3f} +- {np.std(values):.3f}", flush=True)
 
 
 def compute_features_once() -> None:
@@ -108,9 +109,9 @@ def results(model: Model, tested: np.ndarray, numbers: np.ndarray, unseen: np.nd
     table = {
         "accuracy": float((scores.argmax(axis=1) == numbers).mean()),
         "accuracy that the last visit printed (its classes)": visits[-1].right / visits[-1].images,
-        "calibration error, temperature 1": calibration.calibration_error(plain, numbers),
-        "calibration error, temperature of the model": calibration.calibration_error(calibrated, numbers),
-        "calibration error, best temperature for these images": calibration.calibration_error(best, numbers),
+        "calibration error, temperature 1": calibration_error(plain, numbers),
+        "calibration error, temperature of the model": calibration_error(calibrated, numbers),
+        "calibration error, best temperature for these images": calibration_error(best, numbers),
         "temperature": model.temperature,
         f"known images answered unknown, --unknown {SHARE}": float((typical < SHARE).mean()),
         f"unseen classes answered unknown, --unknown {SHARE}": float((other < SHARE).mean()),
@@ -153,12 +154,18 @@ def others(model: Model) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     }
 
 
+def calibration_error(chances: np.ndarray, numbers: np.ndarray) -> float:
+    """Return the expected calibration error of probabilities (N, classes)."""
+    found = classification.calibration(chances.max(axis=1), chances.argmax(axis=1) == numbers)
+    assert found is not None
+    return found.expected_error
+
+
 def auroc(known: np.ndarray, unseen: np.ndarray) -> float:
     """Return how often a known image has a larger value than one of an unseen class."""
-    from sklearn.metrics import roc_auc_score
-
-    labels = np.repeat([1, 0], [len(known), len(unseen)])
-    return float(roc_auc_score(labels, np.concatenate([known, unseen])))
+    found = classification.auroc(known, unseen)
+    assert found is not None
+    return found
 
 
 if __name__ == "__main__":

@@ -70,18 +70,6 @@ def test_softmax_of_huge_scores_is_finite_and_sums_to_one() -> None:
     assert chances[1, 0] == 0.5
 
 
-def test_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
-    chances = np.array([[0.9, 0.1]] * 10)
-    labels = np.array([0] * 6 + [1] * 4)
-    assert calibration.calibration_error(chances, labels) == pytest.approx(0.3)
-    scores, labels = drawn(30.0)
-    errors = [
-        calibration.calibration_error(calibration.softmax(scores, t), labels) for t in (1.0, found((scores, labels)))
-    ]
-    assert errors[0] > 0.2
-    assert errors[1] < 0.03
-
-
 def test_the_curve_is_short_and_finite() -> None:
     known = calibration.likelihood(*drawn(1e-3, 50))
     assert known is not None

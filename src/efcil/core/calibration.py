@@ -78,11 +78,3 @@ def temperature(parts: Sequence[Likelihood], weights: Sequence[float] | None = N
     bend = before - 2.0 * here + after
     shift = 0.5 * (before - after) / bend if bend > 0.0 else 0.0
     return math.exp(GRID[best] + float(np.clip(shift, -0.5, 0.5)) * (GRID[1] - GRID[0]))
-
-
-def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
-    """Return the expected calibration error: the mean gap between confidence and accuracy over equally wide bins."""
-    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = [abs(float((confidence[place == each] - right[place == each]).sum())) for each in range(bins)]
-    return math.fsum(gaps) / max(len(labels), 1)
