@@ -89,6 +89,25 @@ def test_an_interrupted_visit_goes_on_bit_for_bit(
     assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
 
 
+def test_a_resumed_task_holds_out_the_same_images(
+    folders: Path, tmp_path: Path, same: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*QUICK, "--epochs", "2", "--held-out", "0.25"]
+    assert learn(tmp_path / "whole", folders / "first", *arguments) == 0
+    model = tmp_path / "model"
+    monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
+    assert learn(model, folders / "first", *arguments) == 130
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert learn(model, folders / "first", "--device", "cpu", "--held-out", "0.1") == 2
+    assert "another share of held-out images (--held-out)" in capsys.readouterr().err
+    assert learn(model, folders / "first", "--device", "cpu", "--quiet") == 0, "the share need not be repeated"
+    resumed, whole = Model.load(model, "cpu"), Model.load(tmp_path / "whole", "cpu")
+    assert same(resumed, whole)
+    assert resumed.card.visits[0].measured == whole.card.visits[0].measured
+    assert [each.images for each in resumed.card.classes] == [18, 18]
+
+
 def test_another_number_of_threads_costs_no_work(
     interrupted: Path, folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
