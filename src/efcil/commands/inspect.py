@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_format
+from efcil.commands.parser import add_debug, add_format, counted
 from efcil.errors import printable
 from efcil.output import to_json
 
@@ -86,6 +86,18 @@ def _measured(card: Any) -> list[str]:
     return lines
 
 
+def _later(visit: Any) -> list[str]:
+    """Return what a visit has done with classes that were known."""
+    known, day, images = counted(visit.classes, "class"), _day(visit.date), counted(visit.images, "image")
+    words = {
+        "more": f"more of {known} on {day}: {images}",
+        "rename": f"{known} renamed on {day}",
+        "forget": f"{known} of {images} forgotten on {day}",
+        "merge": f"{known} of {images} merged into one on {day}",
+    }
+    return [f"  {words[visit.kind]}"] if visit.kind in words else []
+
+
 def describe(card: Any, stored: list[Any], others: Any) -> str:
     """Return card and inventory as text."""
     size, count = card.image_size, len(card.classes)
@@ -103,9 +115,7 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
         images = f"  {each.images:>6,} images" if each.images else ""
         images += f"  {each.right} of {each.measured} right" if each.measured else ""
         lines.append(f"  {label:<{width}}  task {each.task + 1:<3} learned {learned}{images}")
-    more = [visit for visit in card.visits if visit.kind == "more"]
-    for visit in more:
-        lines.append(f"  more of {visit.classes} classes on {_day(visit.date)}: {visit.images} images")
+    lines += [line for visit in card.visits for line in _later(visit)]
     lines += _measured(card)
     lines += _ways(card)
     lines += ["", "stored"]

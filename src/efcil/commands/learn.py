@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, counted
 from efcil.errors import printable, some
 from efcil.settings import TrainingSettings, options
 
@@ -83,11 +83,11 @@ def execute(arguments: argparse.Namespace) -> int:
         held_out=arguments.held_out,
         checkpoint_steps=arguments.checkpoint_steps,
         quiet=arguments.quiet,
-        remarks=_contents(arguments.data.expanduser(), labels),
+        remarks=[*_contents(arguments.data.expanduser(), labels), *_advice(folder, labels, arguments.more)],
     )
     if not arguments.quiet:
         names = some(list(dict.fromkeys(map(str, labels))), 20)
-        images, classes = _number(model.card.visits[-1].images, "image"), _number(len(model.card.classes), "class")
+        images, classes = counted(model.card.visits[-1].images, "image"), counted(len(model.card.classes), "class")
         more = "more of " if arguments.more else ""
         print(printable(f"{folder}: learned {more}{names} from {images}; it knows {classes} now."))
         print("\n".join(map(printable, in_words(model.card))))
@@ -106,11 +106,16 @@ def _contents(folder: Path, labels: Sequence[Hashable]) -> Iterator[str]:
     if others:
         yield printable(ignored_line(others))
     if beside:
-        yield f"{_number(beside, 'image')} outside the class folders ignored; put images into the folder of their class"
+        yield f"{counted(beside, 'image')} outside the class folders ignored; put images into the folder of their class"
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("s") else "s")
+def _advice(folder: Path, labels: Sequence[Hashable], more: bool) -> Iterator[str]:
+    """Yield what to know before these classes are learned."""
+    from efcil.model.folder import exists
+    from efcil.model.images import advice
+
+    if not more:
+        yield from map(printable, advice(labels, first=not exists(folder)))
 
 
 def _wanted(arguments: argparse.Namespace, start: TrainingSettings) -> TrainingSettings:

@@ -26,6 +26,7 @@ def learn_more(
     labels: Sequence[Hashable],
     stop: StopRequest | None = None,
     measure: bool = True,
+    repeats: np.ndarray | None = None,
 ) -> None:
     """Blend the new images into their classes' Gaussians, then fit heads, if they decide, to those of all classes.
 
@@ -45,7 +46,7 @@ def learn_more(
     place = {label: number for number, label in enumerate(card.labels)}
     numbers = np.array([place[label] for label in labels], np.int64)
     measured = measure_before(model, pixels, numbers) if measure else None
-    data = model.task_images(pixels, numbers, f"more{len(card.visits)}")
+    data = model.task_images(pixels, numbers, f"more{len(card.visits)}", repeats=repeats)
 
     def features_of(images: torch.Tensor) -> torch.Tensor:
         _stop_if_asked(stop)
@@ -54,7 +55,7 @@ def learn_more(
     features, where = gaussians.collect(features_of, method.measured_views(data))
     method.memory.blend(features, where, [each.images for each in card.classes])
     if method.about.decides_by_heads:
-        _refit_heads(model, method, stop)
+        refit_heads(model, method, stop)
     method.restored()
     _stop_if_asked(stop)
     fresh = np.bincount(numbers, minlength=len(card.classes)).tolist()
@@ -69,8 +70,8 @@ def learn_more(
     )
 
 
-def _refit_heads(model: Model, method: Method, stop: StopRequest | None) -> None:
-    """Train all heads on samples of the classes' Gaussians."""
+def refit_heads(model: Model, method: Method, stop: StopRequest | None = None) -> None:
+    """Train all heads of a method of this model on samples of the classes' Gaussians."""
     # Equally many of each: the number of training images of a class does not say how frequent the class is in use.
     card, statistics = model.card, method.memory.statistics()
 

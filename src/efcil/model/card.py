@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import math
 import re
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,8 @@ EXPERIMENT = (
 )  # fmt: skip
 #: What determines the bits of a result, as a visit records it.
 MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "threads", "method")
+#: What a visit may be. The last three change classes that are known, and learn from no image.
+KINDS = ("task", "more", "rename", "forget", "merge")
 LARGEST_IMAGE = 4096
 LONGEST_NAME = 80
 _LONGEST_FACT = 300
@@ -73,9 +76,12 @@ class LearnedClass:
 
 @dataclass(frozen=True)
 class Visit:
-    """One call to learn: a task of new classes, or more images of known ones."""
+    """One change of a model: a task of new classes, more images of known ones, or classes renamed, forgotten or merged.
 
-    kind: str  # "task" or "more"
+    `classes` and `images` are those that it was about. The names of classes that are gone are not kept.
+    """
+
+    kind: str  # one of KINDS
     classes: int
     images: int
     date: str
@@ -128,12 +134,20 @@ class Card:
     @property
     def last_made_with(self) -> Mapping[str, Any]:
         """What the last visit was computed with, nothing where that is not known."""
-        return self.visits[-1].made_with[-1] if self.visits and self.visits[-1].made_with else {}
+        # Renaming computes nothing.
+        return next((visit.made_with[-1] for visit in reversed(self.visits) if visit.made_with), {})
 
     @property
     def task_sizes(self) -> list[int]:
-        """How many classes every task added."""
-        return [visit.classes for visit in self.visits if visit.kind == "task"]
+        """How many classes of every task the model still knows; 0 if all of its classes were forgotten."""
+        known = Counter(each.task for each in self.classes)
+        return [known[task] for task in range(sum(visit.kind == "task" for visit in self.visits))]
+
+    @property
+    def forgotten(self) -> int:
+        """How many classes were forgotten, or are part of another one now."""
+        gone = {"forget": 0, "merge": 1}  # merging leaves one
+        return sum(visit.classes - gone[visit.kind] for visit in self.visits if visit.kind in gone)
 
     def held_out(self, learned: LearnedClass) -> int:
         """Return how many images of a class the model has seen in its task without learning from them."""
@@ -294,8 +308,8 @@ def _read_class(value: Mapping[str, Any]) -> LearnedClass:
 
 
 def _read_visit(value: Mapping[str, Any]) -> Visit:
-    if value["kind"] not in ("task", "more"):
-        raise ValueError(f"a visit is a task or more images, not {value['kind']!r}")
+    if value["kind"] not in KINDS:
+        raise ValueError(f"a visit is one of {', '.join(KINDS)}, not {value['kind']!r}")
     return Visit(
         kind=value["kind"],
         classes=whole(value["classes"], 1, MOST_CLASSES),
@@ -355,9 +369,12 @@ def _digest(value: Any) -> str | None:
 
 def check_consistency(card: Card) -> None:
     """Raise a ModelError if parts of a card contradict each other."""
-    fits = sum(card.task_sizes) == len(card.classes)
-    if not fits or [each.task for each in card.classes] != [t for t, n in enumerate(card.task_sizes) for _ in range(n)]:
+    added, left = [visit.classes for visit in card.visits if visit.kind == "task"], card.task_sizes
+    fits = sum(added) - card.forgotten == sum(left) == len(card.classes) and all(map(int.__le__, left, added))
+    if not fits or [each.task for each in card.classes] != [task for task, n in enumerate(left) for _ in range(n)]:
         raise ModelError("its classes and its tasks do not fit together")
+    if card.visits and not card.classes:
+        raise ModelError("it knows no class")
     if len(set(card.labels)) != len(card.labels):
         raise ModelError("it names a class twice")
     method = methods.get(card.settings.method)

@@ -123,7 +123,9 @@ class Model:
             raise ModelError(f"{error} Choose another folder, or save with overwrite=True.") from None
         mine = self.card
         begun = [[getattr(card.settings, name) for name in _FIXED] for card in (there, mine)]
-        same = (there.visits, there.labels) == (mine.visits[: len(there.visits)], mine.labels[: len(there.labels)])
+        same = there.visits == mine.visits[: len(there.visits)]
+        if not any(visit.kind in ("rename", "forget", "merge") for visit in mine.visits[len(there.visits) :]):
+            same = same and there.labels == mine.labels[: len(there.labels)]
         if not same or begun[0] != begun[1]:
             raise ModelError(
                 f"{folder} holds another model, not an earlier state of this one. Choose another folder, or save with "
@@ -209,9 +211,20 @@ class Model:
     # -- for learning ---------------------------------------------------------------------------------------------
 
     def task_images(
-        self, pixels: np.ndarray, numbers: np.ndarray, name: str, rows: np.ndarray | None = None
+        self,
+        pixels: np.ndarray,
+        numbers: np.ndarray,
+        name: str,
+        rows: np.ndarray | None = None,
+        repeats: np.ndarray | None = None,
     ) -> TaskImages:
-        """Return images to learn from, all or some `rows`, on the model's device; `numbers` are their classes."""
+        """Return images to learn from, all or some `rows`, on the model's device; `numbers` are their classes.
+
+        `repeats` (N) says how many times each image is there; the default is once.
+        """
+        if repeats is not None:
+            rows = np.arange(len(numbers)) if rows is None else rows
+            rows = np.repeat(rows, repeats[rows])
         assert self.card.resolved.augmentation is not None
         return TaskImages(
             pixels,

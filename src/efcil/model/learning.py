@@ -61,12 +61,13 @@ def learn(
     held_out: float | None = None,
     progress: Progress | None = None,
     keep: Keep | None = None,
+    repeats: np.ndarray | None = None,
 ) -> None:
     """Teach the model the classes of these images as its next task, or, with `more`, improve those it knows.
 
     The model changes only when everything has succeeded. With `keep`, an interrupted task is resumed when the same
     images are given again. `held_out` is the share of images that measure the result and are not learned from; see
-    measuring.py.
+    measuring.py. `repeats` is how many times each image counts (weights.py); the default is once.
     """
     refuse_share(held_out)
     if methods.get(model.card.settings.method).traits(model.card.resolved.method).images == "all":
@@ -98,9 +99,10 @@ def learn(
     model.settle()
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if more:
-            learn_more(model, pixels, labels, None if keep is None else keep.stop, measure=held_out != 0.0)
+            stop = None if keep is None else keep.stop
+            learn_more(model, pixels, labels, stop, measure=held_out != 0.0, repeats=repeats)
         else:
-            _learn_task(model, pixels, labels, given, held_out, progress, keep)
+            _learn_task(model, pixels, labels, given, held_out, progress, keep, repeats)
         model.settle()
 
 
@@ -201,6 +203,7 @@ def _learn_task(
     held_out: float | None,
     progress: Progress | None,
     keep: Keep | None,
+    repeats: np.ndarray | None,
 ) -> None:
     card, resolved = model.card, model.card.resolved
     index, first_class = len(card.task_sizes), len(card.classes)
@@ -208,17 +211,17 @@ def _learn_task(
     numbers = np.array([place[label] for label in labels], np.int64)
     recipe = resolved.first_task if index == 0 else resolved.later
     chosen = plan(card, new, numbers - first_class, held_out)
-    origin = _Origin(model, new, pixels, labels, held_out, keep)
+    origin = _Origin(model, new, pixels, labels, held_out, keep, repeats)
     watch = Watch()
     if progress is not None:
         watch = Watch(lambda epochs, done: progress.begin_task(index, epochs, done), progress.epoch)
     task = Task(index, first_class, len(new), card.settings.seed, recipe.batch_size)
-    measuring = Measuring(model, chosen, task)
+    measuring = Measuring(model, chosen, task, repeats)
     learner = learn_task(
         measuring.blueprint,
         measuring.beginner(),
         task,
-        model.task_images(pixels, numbers, f"task{index}", chosen.learned),
+        model.task_images(pixels, numbers, f"task{index}", chosen.learned, repeats),
         recipe,
         journal=None if keep is None else origin.journal(keep),
         watch=watch,
@@ -263,6 +266,7 @@ class _Origin:
         labels: Sequence[Hashable],
         held_out: float | None,
         keep: Keep | None,
+        repeats: np.ndarray | None = None,
     ) -> None:
         self.made_with = [made_with(model.execution, deterministic=False)]
         self.number = len(model.card.task_sizes) + 1
@@ -274,6 +278,8 @@ class _Origin:
         order = {label: number for number, label in enumerate(new)}
         digest = hashlib.sha256(np.array([order[label] for label in labels], np.int64).tobytes())
         digest.update(np.ascontiguousarray(pixels).data)
+        if repeats is not None:
+            digest.update(np.ascontiguousarray(repeats).data)
         task = {
             "card": model.card.to_json(),
             "classes": [encode_label(label) for label in new],

@@ -112,8 +112,8 @@ def _held_out(count: int, share: float) -> int:
 class Measuring:
     """The measurement of one task: builds the method that learns it, and measures when it has."""
 
-    def __init__(self, model: Model, chosen: Plan, task: Task) -> None:
-        self.model, self.chosen, self.task = model, chosen, task
+    def __init__(self, model: Model, chosen: Plan, task: Task, repeats: np.ndarray | None = None) -> None:
+        self.model, self.chosen, self.task, self.repeats = model, chosen, task, repeats
         # A method that is built again for every part must not compute all features again.
         self.blueprint = _Remembering.of(model.blueprint) if chosen.way == FOLDS else model.blueprint
 
@@ -148,7 +148,8 @@ class Measuring:
         else:
             method.begin_task(self.task)
         others = np.setdiff1d(self.chosen.learned, part)
-        end(method, self.task, self.model.task_images(pixels, numbers, f"task{self.task.index}", others))
+        data = self.model.task_images(pixels, numbers, f"task{self.task.index}", others, self.repeats)
+        end(method, self.task, data)
         return _answers(self.model, method, pixels[part])
 
 

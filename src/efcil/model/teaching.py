@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
@@ -40,6 +42,7 @@ def teach(
     checkpoint_steps: int | None = None,
     quiet: bool = True,
     remarks: Iterable[str] = (),
+    repeats: np.ndarray | None = None,
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
@@ -62,7 +65,16 @@ def teach(
             pixels = pictures.pixels(model.card.image_size)
             progress.say(estimate(model, pixels, more=more))
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
-            learn(model, pixels, labels, more=more, held_out=held_out, progress=progress, keep=keep)
+            learn(
+                model,
+                pixels,
+                labels,
+                more=more,
+                held_out=held_out,
+                progress=progress,
+                keep=keep,
+                repeats=repeats,
+            )
             model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
