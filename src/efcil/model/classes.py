@@ -121,9 +121,7 @@ def merge(model: Model, labels: Sequence[Hashable], into: Hashable) -> Merged:
     card, first = model.card, places[0]
     counts = [each.images for each in card.classes]
     images = sum(counts[place] for place in places)
-    parts = [card.classes[place] for place in places]
-    measured, right = (sum(getattr(each, name) for each in parts) for name in ("measured", "right"))
-    one = replace(parts[0], label=into, images=images, measured=measured, right=right)
+    one = replace(card.classes[first], label=into, images=images, measured=0, right=0)
     kept = tuple(one if n == first else each for n, each in enumerate(card.classes) if n not in places[1:])
     about = model.ready.about
     refitted = about.decides_by_heads and classifiers.automatic(about.keeps) == "rebalanced"
