@@ -30,7 +30,7 @@ _SPAN = (
     "With fewer images than features it spans exactly the features it was measured on, which can separate training "
     "images from others, most of all if they were not augmented (see membership in `efcil audit`). It holds no pixels."
 )
-_BUFFERS = ("means", "covariances", "compact", "moments", "covariance_of", "counts")
+_BUFFERS = ("means", "covariances", "compact", "moments", "covariance_of", "counts", "freedom")
 Stored = TypeVar("Stored")
 
 
