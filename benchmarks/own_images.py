@@ -4,8 +4,8 @@
     python benchmarks/own_images.py --tiny-imagenet tiny-imagenet
     python benchmarks/own_images.py --folder photographs/train --crop squash --rules lda
 
-A folder with one sub-folder per class is cross-validated: five folds, several times. Of Tiny-ImageNet random classes and
-images are drawn, and tested on other training images. Test images of either are never read.
+A folder with one sub-folder per class is cross-validated: five folds, several times. Of Tiny-ImageNet, classes and
+images are drawn at random, and tested on other training images. Test images of either are never read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from efcil.data.sources.tiny_imagenet import TinyImagenet
 from efcil.network import backbones
 from efcil.network.weights import IMAGENET_MEAN, IMAGENET_STD, View
 
+Measured = tuple[Tensor, np.ndarray]
 Rule = Callable[[Tensor, Tensor], Classifier]
 FOLDS, TESTED, CLASSES, PER_CLASS, TOGETHER = 5, 40, 24, 340, 4
 PROJECTED = 2000
@@ -77,7 +79,7 @@ def fixed_shrinkage(features: Tensor, labels: Tensor, amount: float | None) -> C
         size, first = len(known.covariance), float(known.covariance.trace())
         second = float(known.covariance.square().sum())
         above, below = (1 - 2 / size) * second + first**2, (known.freedom + 1 - 2 / size) * (second - first**2 / size)
-        amount = min(1.0, above / below)
+        amount = min(1.0, above / below) if below > 0 else 1.0
     which = torch.zeros(len(known.means), dtype=torch.int64)
     return classifiers.bayes(ClassStatistics(known.means, known.covariance[None], which), amount)
 
@@ -172,6 +174,19 @@ def tiny_imagenet(folder: Path, cache: Path | None) -> tuple[list[Image.Image], 
     return images, np.repeat(np.arange(CLASSES), PER_CLASS)
 
 
+def kept(options: argparse.Namespace, name: str, compute: Callable[[], Measured]) -> Measured:
+    """Return features and labels: those that an earlier call has kept, or computed now."""
+    file = None if options.keep is None else options.keep / f"{name}.npz"
+    if file is not None and file.exists():
+        found = np.load(file)
+        return torch.from_numpy(found["features"]), found["labels"]
+    features, labels = compute()
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, features=features.numpy(), labels=labels)
+    return features, labels
+
+
 @torch.inference_mode()
 def features_of(images: Sequence[Image.Image], options: argparse.Namespace) -> Tensor:
     """Return the features of all images by the network."""
@@ -241,9 +256,10 @@ DRAWS: dict[str, tuple[list[int], int]] = {
 def answered(features: Tensor, split: Split, rule: tuple[float, bool, Rule]) -> np.ndarray:
     """Return which tested images are answered correctly."""
     power, unit, fit = rule
-    rows = features.clamp(min=0).double() ** power
-    rows = functional.normalize(rows, dim=1) if unit else rows
-    scores = fit(rows[split.learned], torch.from_numpy(split.labels))(rows[split.tested])
+    learned, tested = (features[rows].clamp(min=0).double() ** power for rows in (split.learned, split.tested))
+    if unit:
+        learned, tested = (functional.normalize(rows, dim=1) for rows in (learned, tested))
+    scores = fit(learned, torch.from_numpy(split.labels))(tested)
     return scores.argmax(dim=1).numpy() == split.answers
 
 
@@ -288,22 +304,31 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="training images, one sub-folder per class")
     parser.add_argument("--tiny-imagenet", type=Path, help="Tiny-ImageNet, as `efcil run` reads it")
     parser.add_argument("--cache", type=Path, help="folder for decoded images of Tiny-ImageNet")
+    parser.add_argument("--keep", type=Path, help="folder for features, which are read from there if they are there")
     parser.add_argument("--network", default="efficientnet-lite0")
     parser.add_argument("--size", type=int, help="pixels; the default is the network's")
     parser.add_argument("--crop", choices=("centre", "inner", "squash", "pad"), default="centre")
     parser.add_argument("--mirror", action="store_true", help="mirror all images")
     parser.add_argument("--imagenet-normalisation", action="store_true", help="instead of the network's own")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
-    parser.add_argument("--repeats", type=int, default=4, help="of the cross-validation, and at most so many draws x 3")
+    parser.add_argument(
+        "--repeats", type=int, default=4, help="of the cross-validation; at most three times so many draws"
+    )
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+
+    def features(load: Callable[[], tuple[list[Image.Image], np.ndarray]]) -> Measured:
+        images, labels = load()
+        return features_of(images, options), labels
+
     if options.folder is not None:
-        images, labels = photographs(options.folder)
-        cross_validate(features_of(images, options), labels, options.rules, options.repeats)
+        rows, labels = kept(options, "folder", lambda: features(partial(photographs, options.folder)))
+        cross_validate(rows, labels, options.rules, options.repeats)
     if options.tiny_imagenet is not None:
-        images, _ = tiny_imagenet(options.tiny_imagenet, options.cache)
-        compare_draws(features_of(images, options), options.rules, 3 * options.repeats)
+        load = partial(tiny_imagenet, options.tiny_imagenet, options.cache)
+        rows, _ = kept(options, "tiny-imagenet", lambda: features(load))
+        compare_draws(rows, options.rules, 3 * options.repeats)
 
 
 if __name__ == "__main__":
