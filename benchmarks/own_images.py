@@ -200,10 +200,9 @@ def features_of(images: Sequence[Image.Image], options: argparse.Namespace) -> T
     rows, begun = [], time.process_time()
     for start in range(0, len(images), TOGETHER):
         pixels = np.stack([fitted(each, size, options.crop) for each in images[start : start + TOGETHER]])
-        if options.mirror:
-            pixels = np.ascontiguousarray(pixels[:, :, ::-1])
         inputs = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
-        rows.append(network(inputs.contiguous(memory_format=torch.channels_last)))
+        views = [inputs, inputs.flip(3)] if options.mirror else [inputs]
+        rows.append(sum(network(view.contiguous(memory_format=torch.channels_last)) for view in views) / len(views))
     seconds = (time.process_time() - begun) / len(images)
     print(f"{len(images)} images, {options.network}, {size} pixels: {1000 * seconds:.0f} ms of CPU each", flush=True)
     return torch.cat(rows)
@@ -308,7 +307,7 @@ def main() -> None:
     parser.add_argument("--network", default="efficientnet-lite0")
     parser.add_argument("--size", type=int, help="pixels; the default is the network's")
     parser.add_argument("--crop", choices=("centre", "inner", "squash", "pad"), default="centre")
-    parser.add_argument("--mirror", action="store_true", help="mirror all images")
+    parser.add_argument("--mirror", action="store_true", help="average the features with those of the mirrored image")
     parser.add_argument("--imagenet-normalisation", action="store_true", help="instead of the network's own")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     parser.add_argument(
