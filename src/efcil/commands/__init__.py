@@ -6,6 +6,38 @@ Adding a command is one module and its name in COMMANDS. Modules import torch an
 
 from __future__ import annotations
 
-from efcil.commands import audit, check, data, export, inspect, learn, methods, predict, report, run
+from efcil.commands import (
+    audit,
+    card,
+    check,
+    data,
+    evaluate,
+    export,
+    forget,
+    inspect,
+    learn,
+    merge,
+    methods,
+    predict,
+    rename,
+    report,
+    run,
+)
 
-COMMANDS = (run, report, learn, predict, inspect, export, audit, methods, check, data)
+COMMANDS = (
+    run,
+    report,
+    learn,
+    predict,
+    evaluate,
+    inspect,
+    rename,
+    forget,
+    merge,
+    card,
+    export,
+    audit,
+    methods,
+    check,
+    data,
+)
