@@ -36,12 +36,13 @@ def teach(
     checkpoint_steps: int | None = None,
     quiet: bool = True,
     remarks: Iterable[str] = (),
+    reporter: type[Progress] = Progress,
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
     A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
     interrupted task started with, and returns those to learn with. An interrupted task is resumed when the same images
-    are given again; `discard` discards it.
+    are given again; `discard` discards it. `reporter` is the kind of progress to show.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
@@ -49,7 +50,7 @@ def teach(
         refuse_lost(folder)
         model = _opened(folder, pictures, labels, wanted, model, device, discard)
         refuse_full(folder, needed_bytes(model))
-        with Progress(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
+        with reporter(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
             for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model)):
                 progress.say(line)
             size = model.card.image_size
