@@ -48,7 +48,9 @@ class Browser:
         ]  # fmt: skip
         binary = next(found for name in BROWSERS if (found := shutil.which(name)))
         chrome = {"args": arguments, "binary": binary}
-        wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}}}}
+        wanted = {
+            "capabilities": {"alwaysMatch": {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}}}
+        }
         try:
             self._until_ready()
             self._session = "/session/" + self._ask("POST", "/session", wanted)["sessionId"]

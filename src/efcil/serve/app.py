@@ -32,6 +32,8 @@ KINDS = {
     "svg": "image/svg+xml",
 }
 LONGEST_LOGIN = 4096
+#: How long a wrong token waits for its answer, so that guessing is slow.
+WRONG_SECONDS = 1.0
 _COOKIE_SECONDS = 30 * 86_400
 
 
@@ -100,7 +102,7 @@ async def _login(request: Request) -> Response:
     content = b"".join([piece async for piece in uploads.body(request, LONGEST_LOGIN, 10.0)])
     given = parse_qs(content.decode("utf-8", "replace")).get("token", [""])[0].strip()
     if token is not None and not same(given, token):
-        await asyncio.sleep(1.0)  # guessing is slow
+        await asyncio.sleep(WRONG_SECONDS)
         return RedirectResponse("/login#wrong", 303)
     response = RedirectResponse("/", 303)
     if token is not None:

@@ -133,8 +133,8 @@ OPERATIONS = (
     Operation(
         "DELETE", "/api/unfinished", api.discard, "Discard the unfinished teaching", "Model", errors=(403, 409),
     ),
-    Operation("GET", "/health", api.health, "Whether the server works", "Health", errors=(503,),
-              description="The status is 503 as long as there is no model that can be asked."),
+    Operation("GET", "/health", api.health, "Whether the server works", "Health",
+              description="The same with status 503 as long as there is no model that can be asked."),
     Operation("GET", "/metrics", api.metrics, "Counters for Prometheus", None, kind="text/plain"),
     Operation("GET", "/openapi.json", api.openapi, "This document", None),
 )  # fmt: skip

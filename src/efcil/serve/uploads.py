@@ -91,9 +91,9 @@ async def parts(request: Request, limits: Limits, most_files: int) -> AsyncItera
     if not boundary:
         raise Refused(400, "The form names no boundary. Let your HTTP library set the Content-Type header.")
     reader = _Reader(limits, most_files)
-    parser = multipart.MultipartParser(boundary, reader.callbacks())
     most = most_files * (limits.upload_bytes + LONGEST_FIELD) + MOST_FIELDS * LONGEST_FIELD
     try:
+        parser = multipart.MultipartParser(boundary, reader.callbacks())
         async for piece in body(request, most, limits.seconds):
             parser.write(piece)
             for part in reader.complete():
