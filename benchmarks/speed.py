@@ -35,7 +35,8 @@ from efcil.environment import command, environment
 from efcil.experiment.workers import mps
 from efcil.methods import get
 from efcil.methods.base import Task
-from efcil.network.resnet import NETWORKS, ResNet
+from efcil.network.backbones import NETWORKS
+from efcil.network.resnet import ResNet
 from efcil.settings import Recipe
 
 NORMALISATION = Normalisation((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))

@@ -723,7 +723,7 @@ class TestPresets:
         from efcil.data.augment import AUGMENTATIONS
         from efcil.data.sources import sources
         from efcil.methods import available
-        from efcil.network.resnet import NETWORKS
+        from efcil.network.backbones import NETWORKS
 
         assert set(sources()) <= set(presets())
         for name in presets():
@@ -818,7 +818,7 @@ def test_documented_examples_do_something(tmp_path: Path) -> None:
 
 def test_help_names_all_networks_and_augmentations() -> None:
     from efcil.data.augment import AUGMENTATIONS
-    from efcil.network.resnet import NETWORKS
+    from efcil.network.backbones import NETWORKS
 
     for name, choices in (("network", NETWORKS), ("augmentation", AUGMENTATIONS)):
         listed = options(Settings)[name].help.partition(": ")[2]

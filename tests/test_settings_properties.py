@@ -19,7 +19,7 @@ from efcil.commands.run import plan
 from efcil.data.augment import AUGMENTATIONS
 from efcil.data.scenario import SCENARIOS
 from efcil.errors import SettingsError
-from efcil.network.resnet import NETWORKS
+from efcil.network.backbones import NETWORKS
 from efcil.resolution import identity, label, load_config, read_config, resolve, to_yaml, validate
 from efcil.resolution.unused import unused_overrides, without_unused
 from efcil.runfolder import RunFolder, RunFolderError, locate

@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import speed
-from efcil.network.resnet import NETWORKS
+from efcil.network.backbones import NETWORKS
 
 TINY = speed.Sizes("slim", 8, 60, 16, 2, 40)
 

@@ -12,8 +12,8 @@ import torch
 from efcil.errors import SettingsError
 from efcil.experiment import run_grid
 from efcil.methods import available
+from efcil.network.backbones import make_backbone
 from efcil.network.incremental import IncrementalNetwork
-from efcil.network.resnet import make_backbone
 from efcil.report import render, table
 from efcil.resolution import identity, label, validate
 from efcil.runfolder import RunFolder, locate

@@ -12,8 +12,8 @@ from efcil.data.scenario import make_scenario
 from efcil.engine import evaluate as evaluate_module
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.methods.base import Method
+from efcil.network.backbones import make_backbone
 from efcil.network.incremental import IncrementalNetwork
-from efcil.network.resnet import make_backbone
 
 
 class Oracle(Method):

@@ -31,8 +31,9 @@ from efcil.errors import TrainingError
 from efcil.methods import get
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
 from efcil.network import fast
+from efcil.network.backbones import make_backbone
 from efcil.network.incremental import IncrementalNetwork
-from efcil.network.resnet import ResNet, make_backbone
+from efcil.network.resnet import ResNet
 from efcil.settings import Recipe
 
 BATCH = 32

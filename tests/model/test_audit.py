@@ -304,8 +304,8 @@ def test_models_of_every_method_pass(method: str, digits: Any, photos: Path, tmp
 @pytest.mark.parametrize("method", list(methods.incremental()))
 def test_every_tensor_of_every_method_has_a_purpose(method: str) -> None:
     """A method that stores something new has to say what it is, where it stores it."""
+    from efcil.network.backbones import make_backbone
     from efcil.network.incremental import IncrementalNetwork
-    from efcil.network.resnet import make_backbone
 
     network = IncrementalNetwork(make_backbone("slim", 0))
     network.grow_to([2, 1])

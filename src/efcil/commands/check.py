@@ -64,7 +64,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from efcil import methods, testing
-    from efcil.network.resnet import NETWORKS
+    from efcil.network.backbones import NETWORKS
 
     what, debug = arguments.what, getattr(arguments, "debug", False)
     place, colon, function = what.rpartition(":")

@@ -21,7 +21,7 @@ To resume an interrupted command, run it again; its settings may be left out.
 """
 #: The settings a new model can have. Those after the first line may change with every call.
 SETTINGS = (
-    "method", "seed", "image_size", "network", "augmentation",
+    "method", "seed", "image_size", "network", "weights", "augmentation",
     "epochs", "first_task_epochs", "batch_size", "classifier", "device", "precision", "overrides",
 )  # fmt: skip
 
@@ -68,6 +68,7 @@ def execute(arguments: argparse.Namespace) -> int:
         pictures,
         labels,
         lambda start: _wanted(arguments, start),
+        lambda settings: _completed(arguments, settings),
         device=getattr(arguments, "device", "auto"),
         more=arguments.more,
         discard=arguments.discard,
@@ -109,3 +110,10 @@ def _wanted(arguments: argparse.Namespace, start: TrainingSettings) -> TrainingS
     if arguments.preset is not None:
         given["preset"] = arguments.preset
     return dataclasses.replace(start, **{"device": "auto", **given})
+
+
+def _completed(arguments: argparse.Namespace, settings: TrainingSettings) -> TrainingSettings:
+    """Return the settings of a new model, with network and method chosen where no flag names them."""
+    from efcil.model.defaults import completed
+
+    return completed(settings, method_named=hasattr(arguments, "method"))

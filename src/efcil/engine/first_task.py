@@ -39,8 +39,13 @@ class FirstTask(Method):
             self.auxiliary.to(device)
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
-        """Everything at one learning rate."""
-        return [{"params": trainable(self.parameters()), "learning_rate": recipe.learning_rate}]
+        """Everything at one learning rate, unless the backbone has its own, as a pre-trained one does."""
+        if recipe.backbone_learning_rate is None:
+            return [{"params": trainable(self.parameters()), "learning_rate": recipe.learning_rate}]
+        groups = super().parameter_groups(recipe)
+        if self.auxiliary is not None:
+            groups.append({"params": list(self.auxiliary.parameters()), "learning_rate": recipe.learning_rate})
+        return groups
 
     def loss(self, batch: Batch) -> Terms:
         """Plain cross-entropy over the classes and, with rotations, their turned copies."""

@@ -26,6 +26,7 @@ from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.trainer import EpochReport, Execution, Position, Trainer
 from efcil.errors import TrainingError, some
 from efcil.methods.base import Method, Task
+from efcil.network.backbones import Backbone
 from efcil.network.incremental import IncrementalNetwork, fresh_network, trained_network
 from efcil.settings import Recipe
 
@@ -34,21 +35,24 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a method is built from: its class and settings, the backbone's name, the seed, and how it computes."""
+    """What a method is built from: its class and settings, the backbone, the seed, and how it computes.
+
+    A backbone given by its name alone is one of ours, untrained.
+    """
 
     method: type[Method]
     settings: Any
-    network: str
+    network: Backbone | str
     seed: int
     execution: Execution
 
     def empty_network(self) -> IncrementalNetwork:
-        """Return an untrained network without heads, on the device."""
+        """Return the network before the first task, without heads, on the device: untrained, or pre-trained."""
         return fresh_network(self.network, self.seed, self.execution.device)
 
     def bare(self, head_sizes: Sequence[int] = ()) -> Method:
         """Return the untrained method on the CPU, with heads of these sizes: saved states are compared with it."""
-        network = fresh_network(self.network, self.seed, torch.device("cpu"))
+        network = fresh_network(self.network, self.seed, torch.device("cpu"), load=False)
         network.grow_to(list(head_sizes))
         return self.method(network, self.settings)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from efcil.experiment import shared_tasks
 from efcil.experiment.summary import source_digest
 from efcil.methods.base import Task, Traits
 from efcil.model.card import made_with
-from efcil.network.resnet import backbone_bytes
+from efcil.network import backbones
+from efcil.network.backbones import Backbone
 from efcil.resolution import Resolved, identity, resolve
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Recipe, Settings
@@ -113,9 +114,17 @@ class Plan:
     @cached_property
     def blueprint(self) -> Blueprint:
         """How the method is built."""
-        assert self.resolved.network is not None
         method = methods.get(self.settings.method)
-        return Blueprint(method, self.resolved.method, self.resolved.network, self.settings.seed, self.execution)
+        return Blueprint(method, self.resolved.method, self.backbone, self.settings.seed, self.execution)
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The backbone; a pre-trained one sees small images enlarged to the size it knows."""
+        assert self.resolved.network is not None
+        found = backbones.locate(self.resolved.network, self.settings.weights, self.settings.input_size)
+        if found.weights is None or found.input_size is not None or self.dataset.image_size >= found.weights.view.size:
+            return found
+        return replace(found, input_size=found.weights.view.size)
 
     @property
     def traits(self) -> Traits:
@@ -157,7 +166,10 @@ class Plan:
 
     @cached_property
     def normalisation(self) -> Normalisation:
-        """How pixels become network input."""
+        """How pixels become network input: as pre-trained weights expect it, or as the dataset says."""
+        weights = self.backbone.weights
+        if weights is not None:
+            return Normalisation(weights.view.mean, weights.view.std)
         return Normalisation(self.dataset.mean, self.dataset.std)
 
     @cached_property
@@ -203,12 +215,11 @@ class Plan:
 
     def scratch_description(self, index: int) -> Mapping[str, Any]:
         """Return everything that decides the network that training from scratch for task `index` gives."""
-        assert self.resolved.network is not None
         assert self.resolved.augmentation is not None
         return shared_tasks.describe(
             self.fingerprint,
             self.scenario.order[: self.task(index).classes],
-            self.resolved.network,
+            self.backbone.description,
             self.resolved.augmentation,
             self.recipe(index),
             self.settings.seed,
@@ -222,6 +233,6 @@ class Plan:
 
     def needed_bytes(self) -> int:
         """Return about how many bytes the checkpoints of the first task need while old and new ones exist together."""
-        network = backbone_bytes(self.blueprint.network)
+        network = self.backbone.bytes()
         # The network in the model folder and among the shared first tasks, and a checkpoint with two moments.
         return 2 * (network + network + 3 * network) + 4 * _MEGABYTE

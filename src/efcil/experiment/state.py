@@ -17,6 +17,7 @@ from efcil.files import refuse_full
 from efcil.methods.base import Method, Task
 from efcil.model import folder as model_folder
 from efcil.model.card import Card, LearnedClass, Visit, changed_computing, now, training_settings
+from efcil.model.in_memory import pretrained_facts
 from efcil.resolution.identity import differences
 from efcil.settings.options import show
 
@@ -45,10 +46,11 @@ class RunState:
     def start(cls, plan: Plan) -> RunState:
         """Return the state of a run that has learned nothing yet."""
         card = Card(
-            settings=training_settings(plan.settings),
+            settings=training_settings(replace(plan.settings, input_size=plan.backbone.input_size)),
             resolved=plan.resolved,
             image_size=plan.dataset.image_size,
             normalisation=plan.normalisation,
+            pretrained=pretrained_facts(plan.backbone),
         )
         matrix = np.full((plan.tasks, plan.tasks), np.nan)
         state = cls(card, matrix, matrix.copy(), made_with=[[] for _ in range(plan.tasks)])

@@ -86,6 +86,7 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
         "seconds": seconds,
         "first_task": state.first_task,
         "network": plan.resolved.network,
+        "pretrained": None if plan.backbone.weights is None else plan.backbone.weights.facts(),
         "parameters": sum(parameter.numel() for parameter in state.method.network.parameters()),
         "stored": _stored(state.method),
         "execution": hardware.describe(plan.execution, settings.deterministic) | hardware.threads(plan.execution),

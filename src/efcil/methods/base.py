@@ -170,12 +170,17 @@ class Method(Keeping):
         self.network.requires_grad_(True)
 
     def training_mode(self, recipe: Recipe) -> None:
-        """Set the network to training mode: BatchNorm trained, or frozen in values and statistics."""
+        """Set the network to training mode: BatchNorm trained, or frozen in values and statistics.
+
+        A backbone whose learning rate is 0 needs no gradients.
+        """
         trained = recipe.normalisation == "trained"
         self.network.train(trained)
         if not trained:
             for parameter in self.network.norm_parameters():
                 parameter.requires_grad_(False)
+        if recipe.backbone_learning_rate == 0 and self.network.fast is None:
+            self.network.backbone.requires_grad_(False).eval()
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """Return what the optimiser gets: trainable backbone and head parameters with their learning rates."""

@@ -58,8 +58,9 @@ class CovarianceMetric(FrozenBackbone):
         return ClassMemory(size, why="are compared with features", covariances=settings.covariance, table=True)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Features after Tukey's transformation; the backbone's are non-negative."""
-        return self.network.features(images).clamp(min=0).pow(self.settings.tukey)
+        """Features after Tukey's transformation; those of some backbones may be negative, and keep their sign."""
+        features = self.network.features(images)
+        return features.sign() * features.abs().pow(self.settings.tukey)
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store the mean and covariance of every new class, from its images without augmentation."""

@@ -16,7 +16,6 @@ from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms,
 from efcil.methods.memory import ClassMemory
 from efcil.network import fast
 from efcil.network.incremental import IncrementalNetwork
-from efcil.network.resnet import BasicBlock, ResNet
 from efcil.settings import Recipe, option
 
 
@@ -79,7 +78,7 @@ class RepresentationExpansion(Method):
     # -- training ----------------------------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
-        """Keep the network as the teacher, grow a head, freeze the backbone and put a zero adapter beside each 3x3."""
+        """Keep the network as the teacher, grow a head, freeze the backbone, put a zero adapter beside each kernel."""
         # The loss, which replaces kernels, runs layer by layer. So must the teacher: their distance starts at exactly
         # zero, where the norm has no gradient; with rounding errors instead, the gradient would have full length.
         fast.remove(self.network)
@@ -96,8 +95,8 @@ class RepresentationExpansion(Method):
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """The adapters, with the backbone's learning rate, and all heads."""
         rate = recipe.learning_rate if recipe.backbone_learning_rate is None else recipe.backbone_learning_rate
-        adapters = {"params": list(self.adapters.values()), "learning_rate": rate}
-        return [adapters, *super().parameter_groups(recipe)]
+        adapters = [{"params": list(self.adapters.values()), "learning_rate": rate}] if self.adapters else []
+        return [*adapters, *super().parameter_groups(recipe)]
 
     def frozen(self, images: Tensor) -> dict[str, Tensor]:
         """Features of the old network."""
@@ -132,7 +131,7 @@ class RepresentationExpansion(Method):
         if not self.adapters:
             return self.network.features(images)
         kernels = {
-            f"backbone.{name}": weight + functional.pad(self.adapters[_key(name)][:, :, None, None], (1, 1, 1, 1))
+            f"backbone.{name}": weight + _centred(self.adapters[_key(name)], weight.shape[-1])
             for name, weight in adapted_kernels(self.network.backbone)
         }
         return functional_call(_Features(self.network), {f"network.{k}": v for k, v in kernels.items()}, (images,))
@@ -154,7 +153,8 @@ class RepresentationExpansion(Method):
         """Add the adapters to the centres of their kernels and remove them; features do not change."""
         if self.adapters:
             for name, weight in adapted_kernels(self.network.backbone):
-                weight[:, :, 1, 1] += self.adapters[_key(name)]
+                centre = weight.shape[-1] // 2
+                weight[:, :, centre, centre] += self.adapters[_key(name)]
         self.adapters = nn.ParameterDict()
 
     @torch.no_grad()
@@ -174,26 +174,37 @@ class _Features(nn.Module):
         return self.network.features(images)
 
 
-def adapted_kernels(backbone: ResNet) -> list[tuple[str, nn.Parameter]]:
-    """Name and kernel of every 3x3 convolution inside the residual blocks; neither the stem nor the shortcuts."""
-    return [
-        (f"blocks.{index}.{layer}.weight", getattr(block, layer).weight)
-        for index, block in enumerate(backbone.blocks)
-        if isinstance(block, BasicBlock)
-        for layer in ("conv1", "conv2")
+def adapted_kernels(backbone: nn.Module) -> list[tuple[str, Tensor]]:
+    """Name and kernel of every convolution of 3x3 pixels or more, except the first one, the stem.
+
+    In a ResNet these are the convolutions inside the residual blocks, without the shortcuts.
+    """
+    wide = [
+        (f"{name}.weight", module.weight)
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Conv2d) and module.kernel_size[0] == module.kernel_size[1] >= 3
     ]
+    return wide[1:]
+
+
+def _centred(adapter: Tensor, side: int) -> Tensor:
+    """The adapter, a 1x1 kernel, as the centre of a kernel that is `side` pixels wide."""
+    return functional.pad(adapter[:, :, None, None], [side // 2] * 4)
 
 
 @torch.no_grad()
-def fold_normalisation(backbone: ResNet) -> None:
+def fold_normalisation(backbone: nn.Module) -> None:
     """Fold every BatchNorm (in eval mode) into the convolution before it; the BatchNorm then only adds the bias.
 
     W' = W g / sqrt(v + e), b' = b - m g / sqrt(v + e). The layers stay, so that a state fits any network of this kind.
+    A network whose convolutions are not all followed by one stays as it is.
     """
-    modules = list(backbone.modules())
-    convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
-    norms = [module for module in modules if isinstance(module, nn.BatchNorm2d)]
-    for convolution, norm in zip(convolutions, norms, strict=True):
+    layers = [module for module in backbone.modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
+    pairs = list(zip(layers[::2], layers[1::2], strict=False))
+    if any(not isinstance(first, nn.Conv2d) or not isinstance(second, nn.BatchNorm2d) for first, second in pairs):
+        return
+    for convolution, norm in pairs:
+        assert isinstance(norm, nn.BatchNorm2d)
         assert norm.running_mean is not None
         assert norm.running_var is not None
         scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)

@@ -22,14 +22,14 @@ from efcil.data.augment import AUGMENTATIONS, Normalisation
 from efcil.engine import hardware
 from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
-from efcil.network.resnet import NETWORKS
+from efcil.network import backbones
 from efcil.resolution import Resolved
 from efcil.resolution.identity import recipe_as_implied
 from efcil.settings import Recipe, TrainingSettings, completed, method_settings
 from efcil.settings.options import build
 
 #: Version of the card format. Increased when a reader of the previous version would misunderstand it.
-FORMAT = 2
+FORMAT = 3
 #: Facts of an experiment that are stored in its model, so that an interrupted run can resume from it.
 EXPERIMENT = (
     "identity", "data", "own_method", "completed", "agnostic", "aware", "task_sizes", "class_order", "first_task",
@@ -39,11 +39,12 @@ EXPERIMENT = (
 MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "threads", "method")
 LARGEST_IMAGE = 4096
 LONGEST_NAME = 80
+_LONGEST_FACT = 300
 MOST_CLASSES = 1_000_000
 #: The settings that belong to a model. Device and implementation belong to the machine that uses it.
 KEPT_SETTINGS = (
-    "method", "preset", "seed", "image_size", "network", "augmentation", "epochs", "first_task_epochs", "batch_size",
-    "precision", "classifier", "overrides",
+    "method", "preset", "seed", "image_size", "network", "weights", "input_size", "augmentation", "epochs",
+    "first_task_epochs", "batch_size", "precision", "classifier", "overrides",
 )  # fmt: skip
 
 
@@ -79,11 +80,28 @@ class Visit:
 
 
 @dataclass(frozen=True)
+class Pretrained:
+    """The weights that a network started with: the network they are of, their source, licence, checksum and data."""
+
+    architecture: str
+    source: str
+    licence: str
+    sha256: str
+    trained_on: str
+
+    @property
+    def sentence(self) -> str:
+        """The same for a reader."""
+        return f"pre-trained on {self.trained_on} ({self.source}, licence {self.licence}, SHA-256 {self.sha256[:16]})"
+
+
+@dataclass(frozen=True)
 class Card:
     """Everything about a model that is not a tensor.
 
     `continues` is the SHA-256 of the tensors that the last visit started from. `experiment` is what an experiment needs
-    to resume; a user's own model has none.
+    to resume; a user's own model has none. `pretrained` describes the weights that the network started with, None where
+    it was trained from scratch.
     """
 
     settings: TrainingSettings
@@ -94,6 +112,7 @@ class Card:
     visits: tuple[Visit, ...] = ()
     continues: str | None = None
     experiment: Mapping[str, Any] | None = None
+    pretrained: Pretrained | None = None
 
     @property
     def labels(self) -> list[Hashable]:
@@ -124,6 +143,7 @@ class Card:
             "visits": [dataclasses.asdict(visit) for visit in self.visits],
             "continues": self.continues,
             "experiment": self.experiment,
+            "pretrained": None if self.pretrained is None else dataclasses.asdict(self.pretrained),
         }
 
 
@@ -209,12 +229,9 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
     cls = methods.get(wanted.method)
     own = completed(cls, _mapping(resolved["method"]))
     implied = recipe_as_implied(wanted.method, wanted.preset, own)
-    for kind, name, valid in (
-        ("network", resolved["network"], NETWORKS),
-        ("augmentation", resolved["augmentation"], AUGMENTATIONS),
-    ):
-        if name not in valid:
-            raise unknown(kind, str(name), valid, ModelError)
+    _check_network(resolved["network"])
+    if resolved["augmentation"] not in AUGMENTATIONS:
+        raise unknown("augmentation", str(resolved["augmentation"]), AUGMENTATIONS, ModelError)
     normalisation = _mapping(facts["normalisation"])
     return Card(
         settings=wanted,
@@ -231,7 +248,27 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
         visits=_with_version([_read_visit(_mapping(value)) for value in _list(facts["visits"])], facts),
         continues=_digest(facts.get("continues")),
         experiment=_read_experiment(facts.get("experiment")),
+        pretrained=_read_pretrained(facts.get("pretrained")),
     )
+
+
+def _check_network(name: Any) -> None:
+    try:
+        backbones.check_name(str(name))
+    except SettingsError as error:
+        raise ModelError(str(error)) from None
+
+
+def _read_pretrained(value: Any) -> Pretrained | None:
+    if value is None:
+        return None
+    texts = {field.name: _mapping(value)[field.name] for field in dataclasses.fields(Pretrained)}
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text or len(text) > _LONGEST_FACT or not text.isprintable():
+            raise ValueError(f"the {name} of its pre-trained weights is not a short text")
+    _check_network(texts["architecture"])
+    _digest(texts["sha256"])
+    return Pretrained(**texts)
 
 
 def _read_class(value: Mapping[str, Any]) -> LearnedClass:

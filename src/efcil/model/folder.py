@@ -28,6 +28,7 @@ from efcil.errors import EfcilError
 from efcil.methods.base import Method
 from efcil.methods.memory import renamed
 from efcil.model.card import Card, ModelError, read_card
+from efcil.network.backbones import Backbone
 
 Found = TypeVar("Found")
 
@@ -130,7 +131,15 @@ def blueprint(card: Card, execution: Execution = _ON_CPU) -> Blueprint:
     """Return the blueprint of a card's method."""
     assert card.resolved.network is not None
     method = methods.get(card.settings.method)
-    return Blueprint(method, card.resolved.method, card.resolved.network, card.settings.seed, execution)
+    return Blueprint(method, card.resolved.method, backbone(card), card.settings.seed, execution)
+
+
+def backbone(card: Card) -> Backbone:
+    """Return the backbone of a card, whose weights are those of the model."""
+    name = card.resolved.network
+    assert name is not None
+    architecture = name if card.pretrained is None else card.pretrained.architecture
+    return Backbone(name, architecture, None, card.settings.input_size)
 
 
 def skeleton(card: Card) -> Method:

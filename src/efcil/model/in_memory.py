@@ -16,7 +16,6 @@ from torch import Tensor
 from efcil import methods
 from efcil.core import classifiers
 from efcil.data.augment import Normalisation, make_augmentation
-from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD
 from efcil.data.store import TaskImages
 from efcil.engine import checkpoint
 from efcil.engine.evaluate import scorer
@@ -26,7 +25,9 @@ from efcil.errors import EfcilError, SettingsError
 from efcil.files import locked
 from efcil.methods.base import Method
 from efcil.model import folder as model_folder
-from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError, training_settings, versions
+from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError, Pretrained, training_settings, versions
+from efcil.network.backbones import Backbone, locate
+from efcil.network.weights import View, digest
 from efcil.resolution import resolve, split_overrides, validate_training
 from efcil.resolution.unused import refuse_unused
 from efcil.settings import TrainingSettings
@@ -34,7 +35,7 @@ from efcil.settings import TrainingSettings
 PIECE_BYTES = 1 << 24
 LARGEST_PIECE = 128
 #: Settings that are fixed by the first task.
-_FIXED = ("method", "preset", "seed", "network", "augmentation", "image_size")
+_FIXED = ("method", "preset", "seed", "network", "weights", "input_size", "augmentation", "image_size")
 
 
 class Model:
@@ -42,6 +43,8 @@ class Model:
 
     def __init__(self, card: Card, method: Method | None = None, device: str = "auto") -> None:
         self.card = card
+        #: Where a model that has learned nothing yet finds its pre-trained weights.
+        self.backbone: Backbone | None = None
         self.execution = choose_execution(replace(card.settings, device=device))
         self._device = device
         self._answer: Callable[[Tensor], Tensor] | None = None
@@ -51,8 +54,16 @@ class Model:
 
     @classmethod
     def create(cls, settings: TrainingSettings, image_size: int) -> Model:
-        """Return a model that knows no class yet, for images of a size."""
+        """Return a model that knows no class yet, for images whose natural size is `image_size`.
+
+        A pre-trained network sees them at the size it knows, unless the settings name another one.
+        """
         settings = checked(settings)
+        backbone = _located(settings, image_size)
+        if settings.image_size is not None:
+            image_size = settings.image_size
+        elif backbone.weights is not None:
+            image_size = backbone.weights.view.size
         if methods.get(settings.method).traits(resolve(settings).method).images == "all":
             raise SettingsError(
                 f"Method {settings.method} learns all classes together and keeps their images, so it cannot learn task "
@@ -65,9 +76,12 @@ class Model:
             settings=training_settings(settings),
             resolved=resolve(settings, image_size),
             image_size=image_size,
-            normalisation=Normalisation(IMAGENET_MEAN, IMAGENET_STD),
+            normalisation=normalisation(backbone),
+            pretrained=pretrained_facts(backbone),
         )
-        return cls(card, device=settings.device)
+        model = cls(card, device=settings.device)
+        model.backbone = backbone
+        return model
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "auto") -> Model:
@@ -122,7 +136,12 @@ class Model:
     @property
     def blueprint(self) -> Blueprint:
         """The blueprint of the model's method."""
-        return model_folder.blueprint(self.card, self.execution)
+        found = model_folder.blueprint(self.card, self.execution)
+        if self.method is not None or self.card.pretrained is None:
+            return found  # a model that has learned holds its weights itself
+        if self.backbone is None:
+            self.backbone = _located(self.card.settings, self.card.image_size)
+        return replace(found, network=self.backbone)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything the model stores."""
@@ -142,6 +161,7 @@ class Model:
         for name in _FIXED:
             before, wanted = getattr(present, name), getattr(settings, name)
             settled = {
+                "weights": wanted if self._same_weights(settings.weights) else before,
                 "image_size": self.card.image_size,
                 "network": self.card.resolved.network,
                 "augmentation": self.card.resolved.augmentation,
@@ -177,6 +197,12 @@ class Model:
             self.execution = choose_execution(replace(self.card.settings, device=settings.device))
             if self.method is not None:
                 self.adopt(self.method)
+
+    def _same_weights(self, weights: str | None) -> bool:
+        """Say whether a file holds the weights that the model started with, wherever it lies now."""
+        file = None if weights is None else Path(weights).expanduser()
+        known = self.card.pretrained
+        return known is not None and file is not None and file.is_file() and digest(file) == known.sha256
 
     # -- for learning ---------------------------------------------------------------------------------------------
 
@@ -248,6 +274,24 @@ def _other_versions(card: Card) -> str:
         f"{name} {before[name]} (this is {now[name]})" for name in now if before.get(name, now[name]) != now[name]
     ]
     return " and ".join(changed)
+
+
+def _located(settings: TrainingSettings, image_size: int) -> Backbone:
+    """Return the backbone that a new model gets."""
+    network = resolve(settings, settings.image_size or image_size).network
+    assert network is not None
+    return locate(network, settings.weights, settings.input_size)
+
+
+def normalisation(backbone: Backbone) -> Normalisation:
+    """Return the normalisation of photographs for a backbone: that of its weights, or ImageNet's."""
+    view = View() if backbone.weights is None else backbone.weights.view
+    return Normalisation(view.mean, view.std)
+
+
+def pretrained_facts(backbone: Backbone) -> Pretrained | None:
+    """Return what a card says about the weights that a backbone starts with."""
+    return None if backbone.weights is None else Pretrained(backbone.architecture, **backbone.weights.facts())
 
 
 def checked(settings: TrainingSettings) -> TrainingSettings:

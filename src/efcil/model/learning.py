@@ -21,6 +21,7 @@ from efcil.engine.progress import Progress
 from efcil.engine.trainer import Position
 from efcil.errors import EfcilError, some
 from efcil.methods.base import Task
+from efcil.model import folder as model_folder
 from efcil.model.blending import learn_more
 from efcil.model.card import (
     Card,
@@ -36,7 +37,7 @@ from efcil.model.card import (
 from efcil.model.folder import PARTIAL, STEM
 from efcil.model.images import InputError, folder_label, sorted_classes
 from efcil.model.in_memory import Model
-from efcil.network.resnet import backbone_bytes
+from efcil.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,10 @@ def _plain(label: Hashable) -> str:
 
 def needed_bytes(model: Model) -> int:
     """Return about how many bytes the next task needs: model and checkpoint, old and new ones together."""
-    assert model.card.resolved.network is not None
     kept = (
         0 if model.method is None else sum(value.numel() * value.element_size() for value in model.tensors().values())
     )
-    size = max(kept, backbone_bytes(model.card.resolved.network))
+    size = max(kept, model_folder.backbone(model.card).bytes())
     # A checkpoint also has the optimiser's two moments.
     return 2 * (size + 3 * size) + (4 << 20)
 
@@ -219,8 +219,18 @@ def _learn_task(
     continues = origin.continues
     model.adopt(learner)
     model.card = replace(
-        card, classes=card.classes + learned, visits=(*card.visits, visit), continues=continues, experiment=None
+        card,
+        settings=_without_path(card.settings),
+        classes=card.classes + learned,
+        visits=(*card.visits, visit),
+        continues=continues,
+        experiment=None,
     )
+
+
+def _without_path(settings: TrainingSettings) -> TrainingSettings:
+    """Return settings that name a file of weights without its folder: the model has the weights, and may be shared."""
+    return settings if settings.weights is None else replace(settings, weights=Path(settings.weights).name)
 
 
 class _Origin:

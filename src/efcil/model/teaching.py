@@ -11,8 +11,10 @@ from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
 from efcil.errors import some
 from efcil.files import locked, refuse_full, refuse_unwritable
+from efcil.model import defaults
 from efcil.model import folder as model_folder
 from efcil.model.card import ModelError, changed_computing, made_with, versions
+from efcil.model.estimate import estimate
 from efcil.model.images import Pictures
 from efcil.model.in_memory import Model
 from efcil.model.learning import Keep, learn, needed_bytes, refuse_lookalikes, refuse_lost, unfinished_task
@@ -28,6 +30,7 @@ def teach(
     pictures: Pictures,
     labels: Sequence[Hashable],
     wanted: Callable[[TrainingSettings], TrainingSettings],
+    completed: Callable[[TrainingSettings], TrainingSettings] = lambda settings: settings,
     *,
     model: Model | None = None,
     device: str = "auto",
@@ -41,22 +44,23 @@ def teach(
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
     A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
-    interrupted task started with, and returns those to learn with. An interrupted task is resumed when the same images
-    are given again; `discard` discards it. `reporter` is the kind of progress to show.
+    interrupted task started with, and returns those to learn with; `completed` then chooses network and method of a new
+    model where none is named. An interrupted task is resumed when the same images
+    are given again; `discard` discards it.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
     with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
         refuse_lost(folder)
-        model = _opened(folder, pictures, labels, wanted, model, device, discard)
+        model = _opened(folder, pictures, labels, wanted, completed, model, device, discard)
         refuse_full(folder, needed_bytes(model))
         with reporter(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
-            for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model)):
+            for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model), *_made_of(model)):
                 progress.say(line)
-            size = model.card.image_size
-            progress.say(f"{size} x {size} pixels, {model.card.resolved.network}, on {model.execution.device}")
+            pixels = pictures.pixels(model.card.image_size)
+            progress.say(estimate(model, pixels, more=more))
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
-            learn(model, pictures.pixels(size), labels, more=more, progress=progress, keep=keep)
+            learn(model, pixels, labels, more=more, progress=progress, keep=keep)
             model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
@@ -67,6 +71,7 @@ def _opened(
     pictures: Pictures,
     labels: Sequence[Hashable],
     wanted: Callable[[TrainingSettings], TrainingSettings],
+    completed: Callable[[TrainingSettings], TrainingSettings],
     model: Model | None,
     device: str,
     discard: bool,
@@ -85,9 +90,9 @@ def _opened(
             # A process that finished its task may have been killed before it could remove this.
             checkpoint.remove(folder / model_folder.PARTIAL)
     elif model is None:
-        settings = wanted(TrainingSettings(classifier="auto") if begun is None else begun.card.settings)
-        natural = pictures.natural_size() if begun is None else begun.card.image_size
-        return Model.create(settings, settings.image_size or natural)
+        if begun is not None:
+            return Model.create(wanted(begun.card.settings), begun.card.image_size)
+        return Model.create(completed(wanted(TrainingSettings(classifier="auto"))), pictures.natural_size())
     if begun is not None and begun.card.visits != model.card.visits:
         raise ModelError(
             f"The unfinished task in {folder / model_folder.PARTIAL} ({some(begun.classes)}) was started from another "
@@ -128,6 +133,18 @@ def _computed_otherwise(model: Model) -> Iterator[str]:
     known = {name: value for name, value in now.items() if name in before and name not in versions()}
     if changed := changed_computing({name: before[name] for name in known}, known):
         yield f"The model was last trained differently: {changed}."
+
+
+def _made_of(model: Model) -> Iterator[str]:
+    """Say what network the model has, and, of a new one, where its weights come from or could come from."""
+    card, size = model.card, model.card.image_size
+    yield f"{size} x {size} pixels, {card.resolved.network}, method {card.settings.method}, on {model.execution.device}"
+    if card.visits:
+        return
+    if card.pretrained is not None:
+        yield f"the network is {card.pretrained.sentence}"
+    elif (advice := defaults.remark(card.settings)) is not None:
+        yield advice
 
 
 def _beside(folder: Path, model: Model) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from efcil import seeds
-from efcil.network.resnet import ResNet, make_backbone
+from efcil.network.backbones import Backbone, check_name
 
 if TYPE_CHECKING:
     from efcil.network.fast.fused import FusedBackbone
@@ -23,12 +23,14 @@ class IncrementalNetwork(nn.Module):
     """Backbone plus heads. Logits of all heads, concatenated in task order, are the scores of all seen classes.
 
     `half_precision` and `fast` are execution choices, not state: `half_precision` runs the backbone in bfloat16,
-    `fast` is what network/fast installs to run it as one operation that reads the same parameters.
+    `fast` is what network/fast installs to run it as one operation that reads the same parameters. Images smaller than
+    `input_size` are enlarged to it, if it is given: pre-trained networks know objects at the size they have seen.
     """
 
-    def __init__(self, backbone: ResNet) -> None:
+    def __init__(self, backbone: nn.Module, input_size: int | None = None) -> None:
         super().__init__()
         self.backbone = backbone
+        self.input_size = input_size
         self.heads = nn.ParameterList()
         self.half_precision = False
         self.fast: FusedBackbone | None = None
@@ -36,7 +38,7 @@ class IncrementalNetwork(nn.Module):
     @property
     def feature_size(self) -> int:
         """Number of features per image."""
-        return self.backbone.feature_size
+        return self.backbone.feature_size  # type: ignore[return-value]
 
     @property
     def path(self) -> str:
@@ -62,6 +64,8 @@ class IncrementalNetwork(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return float32 features (batch, n) of normalised images (batch, 3, h, w)."""
+        if self.input_size is not None and images.shape[-1] != self.input_size:
+            images = functional.interpolate(images, self.input_size, mode="bilinear", antialias=False)
         if self.fast is not None and self.fast.applies(images):
             return self.fast(images)
         context: AbstractContextManager[object] = (
@@ -90,14 +94,22 @@ class IncrementalNetwork(nn.Module):
         return copy.deepcopy(self).eval().requires_grad_(False)
 
 
-def fresh_network(name: str, seed: int, device: torch.device) -> IncrementalNetwork:
-    """Return an untrained network without heads."""
-    return IncrementalNetwork(make_backbone(name, seeds.derive(seed, "backbone"))).to(device)
+def fresh_network(
+    backbone: Backbone | str, seed: int, device: torch.device, *, load: bool = True
+) -> IncrementalNetwork:
+    """Return a network without heads: its pre-trained weights loaded, or untrained. A name is one of our own."""
+    if isinstance(backbone, str):
+        check_name(backbone)
+        backbone = Backbone(backbone, backbone)
+    made = backbone.build(seeds.derive(seed, "backbone"), load=load)
+    return IncrementalNetwork(made, backbone.input_size).to(device)
 
 
-def trained_network(name: str, seed: int, device: torch.device, tensors: Mapping[str, Tensor]) -> IncrementalNetwork:
+def trained_network(
+    backbone: Backbone | str, seed: int, device: torch.device, tensors: Mapping[str, Tensor]
+) -> IncrementalNetwork:
     """Return the network of a first task, trained now or loaded."""
-    network = fresh_network(name, seed, device)
+    network = fresh_network(backbone, seed, device, load=False)
     heads = sorted((n for n in tensors if n.startswith("heads.")), key=lambda n: int(n.split(".")[1]))
     network.grow_to([tensors[head].shape[0] for head in heads])
     network.load_state_dict(dict(tensors))

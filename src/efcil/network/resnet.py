@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from efcil.errors import unknown
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -28,6 +25,8 @@ class BatchNorm(nn.BatchNorm2d):
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with BatchNorm and a shortcut; the shortcut is a 1x1 projection if the shape changes."""
+
+    widening = 1
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -50,12 +49,42 @@ class BasicBlock(nn.Module):
         return functional.relu(hidden + x)
 
 
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two 1x1 ones, which narrow and widen again by four, and a shortcut."""
+
+    widening = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * self.widening
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.norm1 = BatchNorm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = BatchNorm(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.norm3 = BatchNorm(outputs)
+        self.shortcut_conv: nn.Conv2d | None = None
+        self.shortcut_norm: BatchNorm | None = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut_conv = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            self.shortcut_norm = BatchNorm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, 4 * width, h / stride, w / stride), non-negative."""
+        hidden = functional.relu(self.norm1(self.conv1(x)))
+        hidden = functional.relu(self.norm2(self.conv2(hidden)))
+        hidden = self.norm3(self.conv3(hidden))
+        if self.shortcut_conv is not None and self.shortcut_norm is not None:
+            x = self.shortcut_norm(self.shortcut_conv(x))
+        return functional.relu(hidden + x)
+
+
 class ResNet(nn.Module):
     """A residual network that maps images (batch, 3, h, w) to non-negative features (batch, feature_size).
 
     `large_images` selects the 7x7 stride-2 stem with max-pooling; otherwise the stem is one 3x3 convolution, so that
     32 and 64 pixel images keep their resolution. `scaled_initialisation` draws convolution weights with standard
-    deviation sqrt(2 / (k * k * outputs)); without it PyTorch's default applies.
+    deviation sqrt(2 / (k * k * outputs)); without it PyTorch's default applies. `block` is the kind of its blocks.
     """
 
     def __init__(
@@ -65,19 +94,21 @@ class ResNet(nn.Module):
         *,
         large_images: bool = False,
         scaled_initialisation: bool = True,
+        block: type[BasicBlock] | type[Bottleneck] = BasicBlock,
     ) -> None:
         super().__init__()
         self.large_images = large_images
-        self.feature_size = widths[-1]
+        self.block_counts = blocks
+        self.feature_size = widths[-1] * block.widening
         stem = dict(kernel_size=7, stride=2, padding=3) if large_images else dict(kernel_size=3, stride=1, padding=1)
         self.conv1 = nn.Conv2d(3, widths[0], bias=False, **stem)  # type: ignore[arg-type]
         self.norm1 = BatchNorm(widths[0])
-        layers: list[BasicBlock] = []
+        layers: list[nn.Module] = []
         inputs = widths[0]
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             for index in range(count):
-                layers.append(BasicBlock(inputs, width, 2 if stage > 0 and index == 0 else 1))
-                inputs = width
+                layers.append(block(inputs, width, 2 if stage > 0 and index == 0 else 1))
+                inputs = width * block.widening
         self.blocks = nn.ModuleList(layers)
         if scaled_initialisation:
             for module in self.modules():
@@ -93,29 +124,3 @@ class ResNet(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x.float().mean(dim=(2, 3)) if x.dtype in (torch.bfloat16, torch.float16) else x.mean(dim=(2, 3))
-
-
-NETWORKS: dict[str, tuple[str, Callable[[], ResNet]]] = {
-    "resnet18-small": ("ResNet-18, 3x3 stem, for 32 and 64 pixel images", lambda: ResNet()),
-    "resnet18": (
-        "ResNet-18, 7x7 stem with max-pooling, for 224 pixel images",
-        lambda: ResNet(large_images=True, scaled_initialisation=False),
-    ),
-    "slim": ("three narrow stages of one block, for small images on a CPU", lambda: ResNet((16, 32, 64), (1, 1, 1))),
-}
-
-
-def make_backbone(name: str, seed: int) -> ResNet:
-    """Build the backbone called `name` on the CPU, with initial weights that depend only on `seed`."""
-    if name not in NETWORKS:
-        raise unknown("network", name, NETWORKS)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the generators of GPUs too
-        backbone = NETWORKS[name][1]()
-    return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def backbone_bytes(name: str) -> int:
-    """Return the size of a backbone's parameters without allocating them."""
-    with torch.device("meta"):
-        return sum(parameter.numel() * parameter.element_size() for parameter in NETWORKS[name][1]().parameters())

@@ -14,6 +14,8 @@ from efcil.settings.options import build, show
 from efcil.settings.recipe import Recipe
 
 FIRST_TASK = "first_task"
+#: The preset whose recipes are for networks with pre-trained weights.
+PRETRAINED = "pretrained"
 _KEYS = ("network", "augmentation", "by_image_size", "named_by_data", "first_task", "later", "methods")
 
 
@@ -36,6 +38,11 @@ class Preset:
     families: Mapping[str, Recipe]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     named_by_data: bool = False  # the folder, not the dataset's name, says which images these are
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether its recipes are for networks with pre-trained weights."""
+        return self.dataset == PRETRAINED
 
     def later(self, family: str) -> Recipe:
         """Return the recipe of tasks after the first for a family of methods; `first_task` repeats the first one's."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from efcil import presets
 from efcil.errors import SettingsError
-from efcil.resolution.naming import scenario_name
+from efcil.resolution.naming import scenario_name, weights_identity
 from efcil.resolution.resolve import resolve
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
 from efcil.settings.options import completed, method_settings, options, show
@@ -37,6 +37,10 @@ def identity(settings: Settings) -> dict[str, Any]:
         "path": settings.path,
         "deterministic": settings.deterministic,
     }
+    if settings.weights is not None:
+        by_name["weights"] = weights_identity(settings.weights)
+    if settings.input_size is not None:
+        by_name["input_size"] = settings.input_size
     if settings.classifier != options(Settings)["classifier"].default:
         by_name["classifier"] = settings.classifier
     if presets.load_preset(settings.preset).named_by_data and settings.data is not None:

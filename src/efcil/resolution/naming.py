@@ -41,7 +41,10 @@ def label(settings: Settings, *, whole: bool = False) -> str:
     parts = [f"{name}={show(value)}" for name, value in sorted(settings.overrides.items())]
     if presets.load_preset(settings.preset).named_by_data and settings.data is not None:
         parts.append(f"data={Path(settings.data).name}")
-    for name in ("class_order", "class_seed", "held_out", "image_size", "classifier", *_FROM_PRESET):
+    if settings.weights is not None:
+        parts.append(f"weights={Path(settings.weights).stem}{_digits(weights_identity(settings.weights))}")
+    names = ("class_order", "class_seed", "held_out", "image_size", "input_size", "classifier", *_FROM_PRESET)
+    for name in names:
         value = getattr(settings, name)
         if value != defaults[name]:
             is_file = name == "class_order" and value not in NAMED_CLASS_ORDERS
@@ -54,6 +57,21 @@ def label(settings: Settings, *, whole: bool = False) -> str:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return text[: LONGEST_LABEL - 9].rstrip("+=,.-") + "-" + digest
+
+
+def weights_identity(weights: str) -> str:
+    """Return what identifies a setting of weights: a digest of the file's content, or the word `none`."""
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        return weights
+    from efcil.network.weights import digest  # files of weights are large; their digests are kept
+
+    return f"sha256:{digest(path)}"
+
+
+def _digits(identity: str) -> str:
+    """Return the first digits of a digest, after a hyphen: files of different folders may share a name."""
+    return f"-{identity.removeprefix('sha256:')[:8]}" if identity.startswith("sha256:") else ""
 
 
 def _for_folders(part: str) -> str:

@@ -58,19 +58,31 @@ def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Pres
     own, stages = split_overrides(settings)
     _refuse_misplaced(own, cls, options(type(settings)))
     method = method_settings(cls, {**preset.methods.get(settings.method, {}), **own})
-    later = cls.recipe(method, preset.later(cls.traits(method).family))
+    size = settings.image_size if image_size is None else image_size
+    network = settings.network or preset.network(size)
+    recipes_from = _recipes_from(preset, network, settings.weights)
+    later = cls.recipe(method, recipes_from.later(cls.traits(method).family))
+    first = recipes_from.first_task
+    if recipes_from.pretrained and not cls.traits(method).trains_later:
+        first = replace(first, epochs=0)  # the method leaves the network as it is, and this one is trained already
     first_epochs = settings.epochs if settings.first_task_epochs is None else settings.first_task_epochs
     recipes = {
-        "first_task": _adjust(preset.first_task, first_epochs, settings.batch_size, stages["first_task"], "first_task"),
+        "first_task": _adjust(first, first_epochs, settings.batch_size, stages["first_task"], "first_task"),
         "later": _adjust(later, settings.epochs, settings.batch_size, stages["later"], "later"),
     }
-    size = settings.image_size if image_size is None else image_size
     return Resolved(
-        network=settings.network or preset.network(size),
+        network=network,
         augmentation=settings.augmentation or preset.augmentation(size),
         method=method,
         **recipes,
     )
+
+
+def _recipes_from(preset: presets.Preset, network: str | None, weights: str | None) -> presets.Preset:
+    """Return the preset whose recipes apply: a pre-trained network is adapted gently, whatever the dataset."""
+    from efcil.network.backbones import is_pretrained
+
+    return presets.load_preset(presets.PRETRAINED) if is_pretrained(network, weights) else preset
 
 
 def _refuse_misplaced(overrides: Mapping[str, Any], cls: type, known: Mapping[str, Option]) -> None:

@@ -74,8 +74,6 @@ def _reason(method: str, own: Any, stage: str, field: str, recipe: Recipe) -> st
         return f"{method} trains its network only by the recipe of the first task. Change first_task.{field}"
     if stage == "later" and field == "rotations":
         return "only the first task has rotated classes. Change first_task.rotations"
-    if stage == "first_task" and field == "backbone_learning_rate":
-        return "the first task has one learning rate for everything. Change first_task.learning_rate"
     if field in ("milestones", "decay") and recipe.schedule != "steps":
         return f"the schedule is {recipe.schedule}, which has no milestones. Set {stage}.schedule=steps too"
     if field == "milestones" and recipe.milestones and recipe.milestones[-1] >= recipe.epochs:

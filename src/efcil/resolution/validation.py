@@ -37,14 +37,14 @@ def validate_training(settings: Given) -> Given:
     from efcil import methods
     from efcil.core import classifiers
     from efcil.data.augment import AUGMENTATIONS
-    from efcil.network.resnet import NETWORKS
+    from efcil.network import backbones
 
-    for kind, name, valid in (
-        ("network", settings.network, NETWORKS),
-        ("augmentation", settings.augmentation, AUGMENTATIONS),
-    ):
-        if name is not None and name not in valid:
-            raise unknown(kind, name, valid)
+    if settings.network is not None:
+        backbones.check_name(settings.network)
+    elif settings.weights not in (None, backbones.NONE):
+        raise SettingsError("Weights are those of a certain network: name it with --network, too.")
+    if settings.augmentation is not None and settings.augmentation not in AUGMENTATIONS:
+        raise unknown("augmentation", settings.augmentation, AUGMENTATIONS)
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", settings.device):
         raise unknown("device", settings.device, ("auto", "cpu", "cuda", "cuda:0"))
     resolved = resolve(settings)

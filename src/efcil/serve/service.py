@@ -31,7 +31,8 @@ from efcil.serve.uploads import Part, decoded
 
 #: Images of a teaching that are decoded at the same time.
 _AT_A_TIME = 8
-_KNOWN_OF_VISITS = ("kind", "classes", "images", "date", "made_with")
+#: What is said of a measurement; the rest is for calibration.
+MEASURED = ("way", "right", "images", "among")
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,8 @@ class Service:
                     "task": each.task + 1,
                     "images": each.images,
                     "learned": each.learned,
+                    "measured": getattr(each, "measured", 0),
+                    "right": getattr(each, "right", 0),
                 }
                 for each in current.model.card.classes
             ],
@@ -300,11 +303,9 @@ def _of(loaded: Loaded) -> dict[str, Any]:
 
 
 def _visit(visit: Visit) -> dict[str, Any]:
-    """Return a visit, and in `measured` whatever else its record says: what it scored on images held out."""
-    facts = dataclasses.asdict(visit)
+    """Return a visit, and in `measured` how many of the images that it did not learn from were right."""
+    measured: Any = getattr(visit, "measured", None)
     return {
-        **{name: facts[name] for name in ("kind", "classes", "images", "date")},
-        "measured": {
-            name: value for name, value in facts.items() if name not in _KNOWN_OF_VISITS and value is not None
-        },
+        **{name: getattr(visit, name) for name in ("kind", "classes", "images", "date")},
+        "measured": None if measured is None else {name: getattr(measured, name) for name in MEASURED},
     }

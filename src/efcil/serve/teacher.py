@@ -100,6 +100,7 @@ def _carried_out(order: dict[str, Any], pictures: list[np.ndarray], report: Call
 
 
 def _teach(order: dict[str, Any], pictures: list[np.ndarray], report: Callable[..., None]) -> None:
+    from efcil.model.defaults import completed
     from efcil.model.images import Pictures
     from efcil.model.teaching import teach
 
@@ -109,6 +110,7 @@ def _teach(order: dict[str, Any], pictures: list[np.ndarray], report: Callable[.
         Pictures(np.stack(pictures) if same else pictures),
         order["labels"],
         lambda start: dataclasses.replace(start, device=order["device"], **order.get("settings", {})),
+        lambda settings: completed(settings, method_named="method" in order.get("settings", {})),
         device=order["device"],
         more=order["more"],
         discard=order["discard"],

@@ -7,7 +7,6 @@ given out as soon as it has arrived, so that an image can be decoded, and its by
 from __future__ import annotations
 
 import asyncio
-import io
 import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from efcil.data.decode import FORMATS, Encoded, decode_image
+from efcil.data.decode import Encoded, decode_image, sides
 from efcil.errors import DataError
 from efcil.model.images import model_fit
 from efcil.serve.names import shown_file
@@ -197,7 +196,9 @@ def decoded(content: bytes, where: str, size: int | None, limits: Limits) -> np.
     """Return an image as uint8, side x side x 3; without a size at its own, at most LARGEST_KEPT_SIDE."""
     if not content:
         raise DataError(f"{where} is empty.")
-    width, height = _sides(content, where)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower, and final
+        width, height = sides(Encoded(content, where))
     if width * height > limits.pixels:
         raise DataError(
             f"{where} has {width * height / 1e6:,.0f} megapixels; the most is {limits.pixels / 1e6:,.0f}. "
@@ -206,18 +207,3 @@ def decoded(content: bytes, where: str, size: int | None, limits: Limits) -> np.
     if size is None:
         size = max(8, min(width, height, LARGEST_KEPT_SIDE))
     return decode_image(Encoded(content, where), model_fit(size))
-
-
-def _sides(content: bytes, where: str) -> tuple[int, int]:
-    """Return width and height from the header, without decoding anything."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower, and final
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                return image.size
-    except Image.DecompressionBombError:
-        raise DataError(f"{where} has far too many pixels. Make it smaller first.") from None
-    except Exception as error:  # for a broken file Pillow may raise almost anything
-        known = isinstance(error, Image.UnidentifiedImageError)
-        reason = "it is none of " + ", ".join(FORMATS) if known else str(error) or type(error).__name__
-        raise DataError(f"{where} cannot be read as an image ({reason}).") from None

@@ -18,11 +18,11 @@ class Recipe:
     optimiser: str = option("adam", "Optimiser; weight decay is coupled L2 in both.", choices=("adam", "sgd"))
     learning_rate: float = option(1e-3, "Learning rate at the start of the task.", minimum=0)
     backbone_learning_rate: float | None = option(
-        None, "Learning rate of the backbone, if it differs from that of the heads.", minimum=0
+        None, "Learning rate of the backbone, if it differs from that of the heads; 0 freezes it.", minimum=0
     )
     momentum: float = option(0.0, "Momentum of SGD; Adam ignores it.", minimum=0, maximum=1)
     weight_decay: float = option(2e-4, "L2 penalty added to the gradient.", minimum=0)
-    epochs: int = option(100, "Passes over the task's images.", minimum=1)
+    epochs: int = option(100, "Passes over the task's images; 0 trains nothing.", minimum=0)
     schedule: str = option("constant", "How the learning rate changes.", choices=("steps", "cosine", "constant"))
     milestones: tuple[int, ...] = option((), "Epochs after which schedule 'steps' lowers the learning rate.", minimum=1)
     decay: float = option(0.1, "Factor applied at every milestone.", minimum=0)
@@ -48,8 +48,8 @@ class Recipe:
         Milestones stay distinct and inside the training as long as there are more epochs than milestones;
         with fewer epochs the last ones, which could have no effect, are dropped.
         """
-        if epochs == self.epochs:
-            return self
+        if epochs == self.epochs or not self.epochs:
+            return replace(self, epochs=epochs)
         scaled: list[int] = []
         for milestone in self.milestones:
             earliest = scaled[-1] + 1 if scaled else 1

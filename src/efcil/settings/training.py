@@ -25,9 +25,24 @@ class TrainingSettings:
     )
     network: str | None = option(
         None,
-        "Backbone, by default the preset's: resnet18-small (for 32 and 64 pixels), resnet18 (for 224), slim (for "
-        "small images on a CPU).",
+        "Backbone, by default the preset's: resnet18-small (for 32 and 64 pixels), resnet18, resnet34, resnet50 (for "
+        "224), slim (for small images on a CPU); pre-trained ones: efficientnet-lite0, efficientnet-lite1, "
+        "efficientnet-lite2 (extra `pretrained`), hub:OWNER/NAME, timm:NAME, or MODULE:FUNCTION for any module that "
+        "gives features.",
         group="training",
+    )
+    weights: str | None = option(
+        None,
+        "File of pre-trained weights of the network (.safetensors or .pth, in the names of torchvision or timm), or "
+        "none, to train from scratch a network that has weights of its own.",
+        group="training",
+    )
+    input_size: int | None = option(
+        None,
+        "Side in pixels to which the device enlarges images for the network. Pre-trained networks enlarge images of a "
+        "benchmark to the size they know.",
+        group="training",
+        minimum=1,
     )
     augmentation: str | None = option(
         None,

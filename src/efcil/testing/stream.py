@@ -21,8 +21,8 @@ from efcil.engine.feed import Feed
 from efcil.engine.lifecycle import Blueprint
 from efcil.methods import get
 from efcil.methods.base import Batch, Method, Task
+from efcil.network.backbones import make_backbone
 from efcil.network.incremental import IncrementalNetwork
-from efcil.network.resnet import make_backbone
 from efcil.presets import load_preset
 from efcil.settings import Recipe
 from efcil.testing.compare import State, clone
@@ -48,7 +48,7 @@ class _FirstBlueprint(Blueprint):
     """What trains the first task of a stream, from the initial weights that frozen accuracies were measured with."""
 
     def empty_network(self) -> IncrementalNetwork:
-        return IncrementalNetwork(make_backbone(self.network, self.seed))
+        return IncrementalNetwork(make_backbone(str(self.network), self.seed))
 
 
 def fitting(method: Method, recipe: Recipe) -> Recipe:

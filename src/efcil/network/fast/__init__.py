@@ -13,11 +13,13 @@ import torch
 
 from efcil.network.fast.fused import FusedBackbone, fits
 from efcil.network.incremental import IncrementalNetwork
+from efcil.network.resnet import ResNet
 
 
 def install(network: IncrementalNetwork, dtype: torch.dtype) -> None:
     """Run the network's backbone fused, in `dtype`, if that is possible; `network.path` then says so."""
-    network.fast = FusedBackbone(network.backbone, dtype) if fits(network.backbone) else None
+    backbone = network.backbone
+    network.fast = FusedBackbone(backbone, dtype) if isinstance(backbone, ResNet) and fits(backbone) else None
 
 
 def remove(network: IncrementalNetwork) -> None:

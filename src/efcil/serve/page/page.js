@@ -368,6 +368,7 @@ function showJob(job) {
   } else bar.removeAttribute("aria-valuenow");
   let text = STEPS[job.state] || job.state;
   if (job.state === "learning" && job.epochs) text += ` · round ${job.epoch} of ${job.epochs}`;
+  else if (job.messages && job.messages.length && job.state !== "stopping") text = `${text} · ${job.messages[job.messages.length - 1]}`;
   if (job.seconds_left > 1) text += ` · ${Math.round(job.seconds_left)} s left`;
   $("job-text").textContent = `${text}. Questions are answered by the old model meanwhile.`;
   $("job-stop").disabled = !job.id || job.state === "loading";
@@ -430,23 +431,23 @@ async function refresh() {
 function showKnown() {
   const fresh = state.fresh || new Set();
   $("classes").replaceChildren(state.classes.length
-    ? make("ul", { class: "tiles" }, ...state.classes.map((each) => make("li", { class: fresh.has(each.name) ? "tile new" : "tile" }, make("strong", {}, each.name), make("span", { class: "quiet" }, plural(each.images, "picture")), make("span", { class: "quiet" }, day(each.learned)))))
+    ? make("ul", { class: "tiles" }, ...state.classes.map((each) => make("li", { class: fresh.has(each.name) ? "tile new" : "tile" }, make("strong", {}, each.name), make("span", { class: "quiet" }, plural(each.images, "picture")), make("span", { class: "quiet" }, day(each.learned)), each.measured ? make("span", { class: "quiet" }, `${Math.round((100 * each.right) / each.measured)} % right`) : null)))
     : make("p", { class: "quiet" }, "Nothing yet."));
   const visits = state.model.visits;
   $("visits-box").hidden = !visits.length;
-  const measured = visits.some((each) => Object.keys(each.measured).length);
-  const heads = ["when", "what", ...(measured ? ["measured"] : [])].map((text) => make("th", { scope: "col" }, text));
+  const measured = visits.some((each) => each.measured);
+  const heads = ["when", "what", ...(measured ? ["right, of pictures not learned from"] : [])].map((text) => make("th", { scope: "col" }, text));
   const rows = visits.map((each) => make("tr", {}, make("td", {}, moment(each.date)),
-    make("td", {}, `${each.kind === "more" ? "more of " : ""}${plural(each.classes, "class", "classes")} from ${plural(each.images, "picture")}`),
-    measured ? make("td", {}, flat(each.measured)) : null));
+    make("td", {}, `${VISITS[each.kind] ?? `${each.kind} `}${plural(each.classes, "class", "classes")}, ${plural(each.images, "picture")}`),
+    measured ? make("td", {}, score(each.measured)) : null));
   $("visits").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)));
 }
 
-function flat(value) {
-  if (typeof value === "number") return Number.isInteger(value) ? value.toLocaleString() : value.toPrecision(3);
-  if (Array.isArray(value)) return value.map(flat).join(", ");
-  if (value && typeof value === "object") return Object.entries(value).map(([name, inner]) => `${name.replaceAll("_", " ")} ${flat(inner)}`).join(", ");
-  return value === null || value === undefined ? "–" : String(value);
+const VISITS = { task: "", more: "more of ", rename: "renamed ", forget: "forgot ", merge: "merged " };
+
+function score(measured) {
+  if (!measured) return "–";
+  return `${Math.round((100 * measured.right) / measured.images)} % (${measured.right} of ${measured.images}, among ${plural(measured.among, "class", "classes")})`;
 }
 
 function showStored() {

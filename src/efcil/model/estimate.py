@@ -1,0 +1,58 @@
+"""How long learning will take, from a few images that the network is tried on first."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from efcil.model.in_memory import Model
+
+_TRIED = 4
+#: A training step costs about three forward passes; rotations make four images of one.
+_STEP = 3.0
+_ROTATIONS = 4
+
+
+def estimate(model: Model, pixels: np.ndarray, *, more: bool = False) -> str:
+    """Return a line about the expected time; a pre-trained network that is only read takes one look at an image."""
+    looks = _looks(model, more)
+    seconds = _seconds_per_image(model, pixels) * len(pixels) * looks
+    what = f"{looks:.0f} looks at each" if looks > 2 else "each is read once"
+    return f"{len(pixels)} images, {what}: {in_words(seconds)}"
+
+
+def _looks(model: Model, more: bool) -> float:
+    """Return how many forward passes an image costs."""
+    resolved = model.card.resolved
+    recipe = resolved.first_task if model.method is None else resolved.later
+    trains = not more and (model.method is None or model.method.about.trains_later)
+    views = _ROTATIONS if recipe.rotations else 1
+    return 1.0 + (recipe.epochs * _STEP * views if trains else 0.0)
+
+
+@torch.no_grad()
+def _seconds_per_image(model: Model, pixels: np.ndarray) -> float:
+    network = model.blueprint.empty_network().eval() if model.method is None else model.method.network
+    network.half_precision = model.execution.half
+    few = np.resize(pixels, (_TRIED, *pixels.shape[1:]))
+
+    def look() -> float:
+        began = time.perf_counter()
+        model.by_pieces(few, network.features)  # copies the result to the host, so it waits for the device
+        return time.perf_counter() - began
+
+    look()  # the first pass also prepares libraries
+    return look() / _TRIED
+
+
+def in_words(seconds: float) -> str:
+    """Return about how long that is."""
+    if seconds < 5:
+        return "a few seconds"
+    if seconds < 100:
+        return f"about {round(seconds, -1):.0f} s"
+    if seconds < 5400:
+        return f"about {seconds / 60:.0f} minutes"
+    return f"about {seconds / 3600:.1f} hours"

