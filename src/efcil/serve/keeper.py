@@ -32,6 +32,11 @@ class Loaded:
     stored: tuple[Stored, ...]
 
 
+def version_of(folder: Path) -> str:
+    """Return the digest that names the present state of a model folder."""
+    return hashlib.sha256(read_regular(folder / f"{model_folder.STEM}.json")).hexdigest()[:16]
+
+
 class Keeper:
     """Holds the model in use, None where the folder has none yet, and replaces it when its folder changes."""
 
@@ -83,16 +88,13 @@ class Keeper:
     def _load(self) -> Loaded:
         """Return the folder's model after a first image, which is the slowest."""
         while True:
-            before = self._digest()
+            before = version_of(self.folder)
             model = Model.load(self.folder, self._device)
-            if self._digest() == before:
+            if version_of(self.folder) == before:
                 break
         size = model.card.image_size
         score(model, np.zeros((1, size, size, 3), np.uint8))
         return Loaded(model, before, tuple(inventory(model.card, model.tensors())))
-
-    def _digest(self) -> str:
-        return hashlib.sha256(read_regular(self.folder / f"{model_folder.STEM}.json")).hexdigest()[:16]
 
     def _stamp(self) -> tuple[int, ...]:
         try:
