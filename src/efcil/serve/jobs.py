@@ -64,8 +64,9 @@ class Job:
         share = None
         if self.state == "done":
             share = 1.0
-        elif self.epochs:
-            # The end of a task, when statistics are gathered, has no epochs: the bar waits for it.
+        elif self.epochs and self.epoch:
+            # A method that trains nothing has no epochs to count, and the end of a task, when statistics are gathered,
+            # is none of them: the bar leaves some room for it.
             share = 0.95 * min(1.0, self.epoch / self.epochs)
         return {
             "id": self.id,

@@ -168,6 +168,13 @@ class Service:
                 409, f"The model knows {some(old)}, and does not know {some(new)}. Teach known and new classes one "
                 "after the other."
             )  # fmt: skip
+        current = self.keeper.current
+        if not new and current is not None and not _learns_more(current):
+            raise Refused(
+                409,
+                f"The model knows {some(names)} already, and its method ({current.model.card.settings.method}) cannot "
+                "learn more pictures of a known class.",
+            )
         if not known and len(names) < 2:
             raise Refused(409, "The first teaching needs at least two classes: one alone cannot be told from anything.")
         if not discard:
@@ -286,15 +293,21 @@ def _nothing() -> dict[str, Any]:
     return empty | {"classes": 0, "visits": [], "stored": [], "bytes": 0}
 
 
+def _learns_more(loaded: Loaded) -> bool:
+    """Say whether the model can learn more images of classes that it knows."""
+    method = loaded.model.ready
+    return bool(method.about.learns_more and method.memory.blends)
+
+
 def _of(loaded: Loaded) -> dict[str, Any]:
-    card, method = loaded.model.card, loaded.model.ready
+    card = loaded.model.card
     return {
         "version": loaded.version,
         "method": card.settings.method,
         "network": card.resolved.network,
         "device": str(loaded.model.execution.device),
         "image_size": card.image_size,
-        "learns_more": bool(method.about.learns_more and method.memory.blends),
+        "learns_more": _learns_more(loaded),
         "classes": len(card.classes),
         "visits": [_visit(each) for each in card.visits],
         "stored": [dataclasses.asdict(each) for each in loaded.stored],

@@ -292,7 +292,8 @@ function showCards() {
     ));
     card.root.querySelector(".thumbs").replaceChildren(...thumbs);
     const count = card.files.length ? plural(card.files.length, "picture") : "no picture yet";
-    const kind = !card.name ? "" : known.has(card.name) ? "more of a class it knows · " : "a new class · ";
+    const familiar = known.has(card.name);
+    const kind = !card.name ? "" : !familiar ? "a new class · " : state.model.learns_more ? "more of a class it knows · " : "it knows this class, and its method cannot learn more of it · ";
     card.root.querySelector(".kind").textContent = kind + count;
     card.root.querySelector(".remove").hidden = state.cards.length === 1 && !card.name && !card.files.length;
   }
@@ -367,7 +368,7 @@ function showJob(job) {
     bar.firstElementChild.style.width = `${100 * job.progress}%`;
   } else bar.removeAttribute("aria-valuenow");
   let text = STEPS[job.state] || job.state;
-  if (job.state === "learning" && job.epochs) text += ` · round ${job.epoch} of ${job.epochs}`;
+  if (job.state === "learning" && job.epoch) text += ` · round ${job.epoch} of ${job.epochs}`;
   else if (job.messages && job.messages.length && job.state !== "stopping") text = `${text} · ${job.messages[job.messages.length - 1]}`;
   if (job.seconds_left > 1) text += ` · ${Math.round(job.seconds_left)} s left`;
   $("job-text").textContent = `${text}. Questions are answered by the old model meanwhile.`;
@@ -412,9 +413,9 @@ async function refresh() {
   state.classes = classes.classes;
   document.title = `${model.name} · efcil`;
   $("name").textContent = model.name;
-  $("facts").textContent = model.ready
-    ? `knows ${plural(model.classes, "class", "classes")} · ${model.method} on ${model.network}, ${model.image_size} px, ${model.device}`
-    : "knows nothing yet";
+  $("facts").replaceChildren(
+    model.ready ? `knows ${plural(model.classes, "class", "classes")}` : "knows nothing yet",
+    make("span", { class: "technical" }, model.ready ? ` · ${model.method} on ${model.network}, ${model.image_size} px, ${model.device}` : ""));
   $("version").textContent = model.version ? `state ${model.version}` : "";
   $("known").replaceChildren(...(model.learns_more ? state.classes.map((each) => make("option", { value: each.name })) : []));
   $("teach-hint").textContent = model.ready
