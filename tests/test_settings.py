@@ -549,7 +549,6 @@ class TestIdle:
             ("--epochs 1 --set first_task.decay=0.5", "no milestones"),
             ("--set later.momentum=0.9", "later.optimiser=sgd"),
             ("--set later.rotations=true", "first_task.rotations"),
-            ("--set first_task.backbone_learning_rate=0.1", "first_task.learning_rate"),
             ("--method fetril fecam --set later.epochs=3", "only by the recipe of the first task"),
             ("--method joint --set later.learning_rate=0.1", "Change first_task.learning_rate"),
             ("--set regulariser=features efm_weight=5", "it is for regulariser=efm. Set that too"),
@@ -820,9 +819,16 @@ def test_help_names_all_networks_and_augmentations() -> None:
     from efcil.data.augment import AUGMENTATIONS
     from efcil.network.backbones import NETWORKS
 
-    for name, choices in (("network", NETWORKS), ("augmentation", AUGMENTATIONS)):
-        listed = options(Settings)[name].help.partition(": ")[2]
-        assert set(re.sub(r"\(.*?\)|\.$", "", listed).replace(" ", "").split(",")) == set(choices)
+    listed = options(Settings)["augmentation"].help.partition(": ")[2]
+    assert set(re.sub(r"\(.*?\)|\.$", "", listed).replace(" ", "").split(",")) == set(AUGMENTATIONS)
+    help_text = re.sub(r"\(.*?\)", "", options(Settings)["network"].help)
+    named = re.findall(r"[\w/-]+(?::[\w/-]+)?", help_text.partition("preset's: ")[2])
+    assert [name for name in named if re.search(r"\d|:|slim", name)] == [
+        "resnet18-small", "resnet18", "resnet34", "resnet50", "slim",
+        "efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2",
+        "hub:OWNER/NAME", "timm:NAME", "MODULE:FUNCTION",
+    ]  # fmt: skip
+    assert set(NETWORKS) <= set(named)
 
 
 def test_every_setting_is_documented() -> None:

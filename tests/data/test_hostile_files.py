@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import inspect
 import io
@@ -213,7 +214,7 @@ def test_row_groups_that_unpack_to_very_much(tmp_path: Path, monkeypatch: pytest
 def test_more_rows_than_the_dataset_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split in ("train", "test"):
         write_shard(tmp_path / "s" / f"{split}-0.parquet", [b"x"] * 20)
-    monkeypatch.setattr(cifar100, "MOST_IMAGES", 10, raising=False)
+    monkeypatch.setattr(cifar100, "_LAYOUT", dataclasses.replace(cifar100._LAYOUT, images=10))
     with pytest.raises(DataError, match="holds 20 train images"):
         load(tmp_path / "s")
 

@@ -156,7 +156,7 @@ def check_never_wrong(folder: Path, original: Path, same: Any) -> None:
 def test_a_later_format_says_so(model_folder: Path) -> None:
     facts = description(model_folder)["facts"]
     forge(model_folder, facts | {"format": FORMAT + 1, "efcil": "9.9"})
-    with pytest.raises(ModelError, match=r"format is 3.*written by a later version \(9\.9\)"):
+    with pytest.raises(ModelError, match=r"format is 4.*written by a later version \(9\.9\)"):
         Model.load(model_folder)
 
 

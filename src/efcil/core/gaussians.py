@@ -6,6 +6,7 @@ Statistics and the factors to sample with come from core/prototypes.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,6 +41,33 @@ def sample_classes(
     drawn = torch.zeros(len(factors), device=device, dtype=torch.int64).index_add_(0, factor_of, repeats)
     coloured = prototypes.coloured_noise(factors, factor_of[labels], noise, int(drawn.max()))
     return means[labels] + coloured, labels
+
+
+@dataclass(frozen=True)
+class Within:
+    """Features of classes about the means of their classes, in float64: means (C, n), scatter (n, n), counts (C)."""
+
+    means: Tensor
+    scatter: Tensor
+    counts: Tensor
+
+    @property
+    def covariance(self) -> Tensor:
+        """The unbiased covariance (n, n), which all classes share; zero if every class has a single feature."""
+        return self.scatter / max(int(self.counts.sum()) - len(self.counts), 1)
+
+
+def within_classes(features: Tensor, labels: Tensor, classes: Sequence[int]) -> Within:
+    """Measure the features (N, n) of `classes`; `labels` (N) may hold others too. No matrix is made for every class."""
+    means, scatter, counts = [], features.new_zeros(features.shape[1], features.shape[1], dtype=torch.float64), []
+    for label in classes:
+        rows = features[labels == label].double()
+        prototypes.refuse_empty(label, len(rows))
+        means.append(rows.mean(dim=0))
+        centred = rows - means[-1]
+        scatter += centred.T @ centred
+        counts.append(len(rows))
+    return Within(torch.stack(means), scatter, torch.tensor(counts, device=features.device))
 
 
 def blend(first: tuple[Tensor, Tensor, int], second: tuple[Tensor, Tensor, int]) -> tuple[Tensor, Tensor]:

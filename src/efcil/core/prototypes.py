@@ -31,7 +31,7 @@ def class_statistics(features: Tensor, labels: Tensor, classes: Sequence[int]) -
     for row, label in enumerate(classes):
         members = features[labels == label].double()
         count = len(members)
-        _refuse_empty(label, count)
+        refuse_empty(label, count)
         mean = members.mean(dim=0)
         centred = members - mean
         means[row] = mean
@@ -43,12 +43,13 @@ def second_moments(features: Tensor, labels: Tensor, classes: Sequence[int]) -> 
     """Mean (C, n) and mean product with itself (C, n, n) of the features (N, n) of each class, both in float64."""
     by_class = [features[labels == label].double() for label in classes]
     for label, rows in zip(classes, by_class, strict=True):
-        _refuse_empty(label, len(rows))
+        refuse_empty(label, len(rows))
     means = torch.stack([rows.mean(dim=0) for rows in by_class])
     return means, torch.stack([rows.T @ rows / len(rows) for rows in by_class])
 
 
-def _refuse_empty(label: int, count: int) -> None:
+def refuse_empty(label: int, count: int) -> None:
+    """Refuse a class without any feature."""
     if count == 0:
         raise TrainingError(f"Class {label} has no feature to take statistics of; give every class some images.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -264,6 +264,10 @@ class Method(Keeping):
         """Give all heads other weights: a row for every class seen."""
         for head, rows in zip(self.network.heads, weight.split(self.network.head_sizes), strict=True):
             head.copy_(rows)
+
+    def measured_views(self, data: TaskImages) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (input, labels) pieces of the views in which more images of known classes are measured."""
+        return data.augmented("prototypes")
 
     def statistics(self) -> ClassStatistics | None:
         """Return the class means and covariances that the method keeps, if any."""

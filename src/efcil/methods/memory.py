@@ -16,8 +16,11 @@ from efcil.core.covariance import IN_SHORT, join, shorten, spell_out, task_avera
 from efcil.core.transport import AffineMap
 from efcil.methods.kept import Keeping
 
-#: Forms in which classes may share a covariance: one per task, only the last task's, or one for all classes.
-SHARED = ("task", "last-task", "common")
+#: One covariance of all images about the means of their classes, with its degrees of freedom.
+POOLED = "pooled"
+#: Forms in which classes may share a covariance: one per task, only the last task's, or one for all classes, in which
+#: either every class (common) or every image (pooled) has the same weight.
+SHARED = ("task", "last-task", "common", POOLED)
 MOMENTS = "moments"
 #: All forms of covariances: one per class in full, shared, compressed, or as second moments about the origin.
 FORMS = ("class", *SHARED, *IN_SHORT, MOMENTS)
@@ -36,7 +39,8 @@ class ClassMemory(Keeping):
 
     `why` says what the method needs the memory for. `covariances` is one of FORMS, or None for means only; low-rank
     ones keep `share` of a class's variance. With `table`, which covariance a class uses is saved in every form, not
-    only if classes share them. With `counts`, the number of images of every class is saved too.
+    only if classes share them. With `counts`, the number of images of every class is saved too. A pooled covariance
+    depends neither on the order of the classes nor on their grouping into tasks; `freedom` is what it is based on.
     """
 
     means: Tensor
@@ -45,6 +49,7 @@ class ClassMemory(Keeping):
     moments: Tensor
     covariance_of: Tensor
     counts: Tensor
+    freedom: Tensor
 
     def __init__(
         self,
@@ -100,6 +105,14 @@ class ClassMemory(Keeping):
         else:
             name, empty = "covariances", torch.zeros(0, size, size)
         self.keep(name, empty, why=why, title=title, recovery=_AVERAGE + _SPAN)
+        if self.form == POOLED:
+            self.keep(
+                "freedom",
+                torch.zeros(1, dtype=torch.int64),
+                why="how many images, less one per class, the covariance is based on",
+                title="degrees of freedom",
+                recovery="How many images there were.",
+            )
 
     # -- contents ----------------------------------------------------------------------------------------------
 
@@ -110,7 +123,9 @@ class ClassMemory(Keeping):
 
     @property
     def blends(self) -> bool:
-        """Whether more images of a known class can be blended in: each class has a full covariance of its own."""
+        """Whether more images of a known class can be blended in: full covariances, one for each class or pooled."""
+        if self.form == POOLED:
+            return True
         whole = self.form is not None and self.form != MOMENTS and self.form not in IN_SHORT
         return whole and len(self.covariances) == len(self.means)
 
@@ -133,10 +148,12 @@ class ClassMemory(Keeping):
     def add(self, features: Tensor, labels: Tensor, classes: range) -> tuple[Tensor, Tensor]:
         """Add new classes, measured on their features (N, n) and labels (N).
 
-        Returns their means and covariances (or second moments, if those are kept), even if only some are kept.
+        Returns their means and covariances (or second moments, if those are kept), even if only some are kept; of a
+        pooled covariance, that of these classes.
         """
+        within = gaussians.within_classes(features, labels, classes) if self.form == POOLED else None
         measure = prototypes.second_moments if self.form == MOMENTS else prototypes.class_statistics
-        means, spread = measure(features, labels, classes)
+        means, spread = measure(features, labels, classes) if within is None else (within.means, within.covariance)
         earlier = len(self.means)
         self.means = torch.cat([self.means, means.to(self.means)])
         if self.has_counts:
@@ -144,9 +161,29 @@ class ClassMemory(Keeping):
             self.counts = torch.cat([self.counts, new.to(self.counts)])
         if self.form == MOMENTS:
             self.moments = torch.cat([self.moments, spread.to(self.moments)])
+        elif within is not None:
+            self._pool(within, range(earlier, len(self.means)), [0] * len(classes))
         elif self.form is not None:
             self._add_covariances(spread.to(self.covariances), earlier)
         return means, spread
+
+    def _pool(self, measured: gaussians.Within, known: Sequence[int], images: Sequence[int]) -> None:
+        """Pool what was measured on more images of `known` classes, or of new ones, with what was there before.
+
+        `images` is how many each of the classes had before: zero for new ones.
+        """
+        old = torch.tensor([float(each) for each in images], dtype=torch.float64, device=measured.means.device)
+        share = (measured.counts / (old + measured.counts))[:, None]
+        shift = measured.means - self.means[known].double()
+        scatter = measured.scatter + (old[:, None] * share * shift).T @ shift
+        # A new class gives one degree of freedom to its mean.
+        more = int(measured.counts.sum()) - int((old == 0).sum())
+        if int(self.freedom):
+            scatter += int(self.freedom) * self.covariances[0].double()
+        self.freedom = self.freedom + more
+        self.means[known] += (share * shift).to(self.means)
+        self.covariances = (scatter / max(int(self.freedom), 1)).to(self.means)[None]
+        self.covariance_of = torch.zeros(len(self.means), dtype=torch.int64, device=self.means.device)
 
     def _add_covariances(self, new: Tensor, earlier: int) -> None:
         """Add the covariances (q, n, n) of new classes to `earlier` ones, in the form that they are kept in."""
@@ -196,13 +233,21 @@ class ClassMemory(Keeping):
         Only if `blends` is true.
         """
         known = sorted(set(labels.tolist()))
-        means, covariances = prototypes.class_statistics(features, labels, known)
         fresh = torch.bincount(labels, minlength=len(self.means))
+        if self.form == POOLED:
+            self._pool(gaussians.within_classes(features, labels, known), known, [images[each] for each in known])
+        else:
+            self._blend_each(known, *prototypes.class_statistics(features, labels, known), images, fresh)
+        if self.has_counts:
+            self.counts += fresh.to(self.counts)
+
+    def _blend_each(
+        self, known: Sequence[int], means: Tensor, covariances: Tensor, images: Sequence[int], fresh: Tensor
+    ) -> None:
+        """Blend new means and covariances of `known` classes into theirs, one class after the other."""
         for row, number in enumerate(known):
             before = (self.means[number], self.covariances[number], images[number])
             self.replace(number, *gaussians.blend(before, (means[row], covariances[row], int(fresh[number]))))
-        if self.has_counts:
-            self.counts += fresh.to(self.counts)
 
     def restored(self) -> None:
         """Compute what is not saved from what is saved. Called after a state was loaded."""

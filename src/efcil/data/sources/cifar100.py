@@ -14,19 +14,19 @@ import numpy as np
 
 from efcil.data.cache import Allocate, Built, Request, load_or_build
 from efcil.data.checksum import checksum_contents
-from efcil.data.decode import Fit, decode_into
 from efcil.data.images import Dataset
 from efcil.data.sources import Source, SourceOptions
 from efcil.data.sources.pickles import read_pickle
-from efcil.data.sources.shards import class_names, count_rows, find_shards, read_rows
+from efcil.data.sources.shards import Layout, check_labels, class_names, decode_shards, find_shards
 from efcil.errors import DataError, shortened
 
 HUB_REPOSITORY = "uoft-cs/cifar100"
 ARCHIVE = "cifar-100-python.tar.gz"
 FOLDER = "cifar-100-python"
 PARTS = ("train", "test", "meta")
-#: Limits of CIFAR-100: bytes of one file and of all files of an archive, number of files, images of a split.
-MOST_BYTES, MOST_UNPACKED, MOST_MEMBERS, MOST_IMAGES = 256 * 2**20, 512 * 2**20, 1000, 100_000
+#: Limits of CIFAR-100: bytes of one file and of all files of an archive, number of files.
+MOST_BYTES, MOST_UNPACKED, MOST_MEMBERS = 256 * 2**20, 512 * 2**20, 1000
+_LAYOUT = Layout("CIFAR-100", "img", "fine_label", size=32, classes=100, images=60_000)
 
 # Kept as text because a list of 100 quoted words, one per line, would hide the rest of the file.
 _NAMES = (
@@ -121,26 +121,8 @@ class Cifar100(Source):
 
 
 def _build_from_shards(shards: dict[str, list[Path]], workers: int | None, allocate: Allocate) -> Built:
-    labels = {}
-    for split, files in shards.items():
-        counts = [count_rows(file) for file in files]
-        if sum(counts) > MOST_IMAGES:
-            raise DataError(
-                f"{files[0].parent} holds {sum(counts):,} {split} images, but CIFAR-100 has 60,000 in total. Check the "
-                "files."
-            )
-        images = allocate(split, sum(counts), 32)
-        parts = []
-        begin = 0
-        for file, count in zip(files, counts, strict=True):
-            for rows in read_rows(file, "img", "fine_label"):
-                _check_labels(rows.labels, f"the rows of {file}", rows.start)
-                first = begin + rows.start
-                decode_into(images[first : first + len(rows.images)], rows.images, Fit(32), workers)
-                parts.append(rows.labels)
-            begin += count
-        labels[split] = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    names = class_names(shards["train"][0], "fine_label")
+    labels = decode_shards(_LAYOUT, shards, workers, allocate)
+    names = class_names(shards["train"][0], _LAYOUT.label)
     return Built(labels, names if names is not None and len(names) == 100 else CLASS_NAMES)
 
 
@@ -165,7 +147,7 @@ def _build_from_pickles(contents: dict[str, tuple[bytes, str]], allocate: Alloca
         if any(label.bit_length() > 63 for label in fine):
             raise DataError(f"{where} holds labels far beyond 0 .. 99. Download the archive again.")
         labels[split] = np.array(fine, np.int64)
-        _check_labels(labels[split], where, 0)
+        check_labels(labels[split], _LAYOUT, where, 0)
         # In the file an image is its red, green and blue plane, one after the other.
         allocate(split, len(pixels), 32)[:] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     content, where = contents["meta"]
@@ -175,15 +157,6 @@ def _build_from_pickles(contents: dict[str, tuple[bytes, str]], allocate: Alloca
     if not all(isinstance(name, str | bytes) for name in names):
         raise DataError(f"{where} has class names that are not text. Download the archive again.")
     return Built(labels, tuple(name.decode(errors="replace") if isinstance(name, bytes) else name for name in names))
-
-
-def _check_labels(labels: np.ndarray, where: str, start: int) -> None:
-    wrong = np.flatnonzero((labels < 0) | (labels > 99))
-    if len(wrong):
-        raise DataError(
-            f"Label {labels[wrong[0]]} of image {start + wrong[0]} in {where} is not in 0 .. 99. "
-            "Check that the file belongs to CIFAR-100."
-        )
 
 
 def _read_folder(files: list[Path]) -> dict[str, tuple[bytes, str]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from efcil.data.decode import Encoded
+from efcil.data.decode import Encoded, Fit, decode_into
 from efcil.errors import DataError
 from efcil.safe_json import parse
 
@@ -31,19 +31,25 @@ class Rows:
     labels: np.ndarray
 
 
-def find_shards(folder: Path) -> dict[str, list[Path]] | None:
-    """Return the train*.parquet and test*.parquet files in or below `folder`, or None if there is none at all."""
+def find_shards(folder: Path, test: str = "test") -> dict[str, list[Path]] | None:
+    """Return the train*.parquet and test*.parquet files in or below `folder`, or None if there is none at all.
+
+    The names of the files with test images begin with `test`; they are returned as `test` in any case.
+    """
     files = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         files += [Path(place, name) for name in names if name.endswith(".parquet") and not name.startswith(".")]
     files.sort()
-    found = {split: [file for file in files if file.name.startswith(split)] for split in ("train", "test")}
+    beginnings = {"train": "train", "test": test}
+    found = {split: [file for file in files if file.name.startswith(name)] for split, name in beginnings.items()}
     if not any(found.values()):
         return None
     for split, shards in found.items():
         if not shards:
-            raise DataError(f"{folder} holds no {split}*.parquet file. Both train and test shards are needed.")
+            raise DataError(
+                f"{folder} holds no {beginnings[split]}*.parquet file. Both train and {test} shards are needed."
+            )
         folders = sorted({str(shard.parent) for shard in shards})
         if len(folders) > 1:
             raise DataError(
@@ -103,6 +109,54 @@ def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Row
     if start != opened.metadata.num_rows:
         named = opened.metadata.num_rows
         raise DataError(f"{shard} holds {start} rows or more, but names {named}. Download it again.")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns hold images and labels, the side of the images, how many classes and images there are in all."""
+
+    title: str
+    image: str
+    label: str
+    size: int
+    classes: int
+    images: int
+
+
+def decode_shards(
+    layout: Layout, shards: dict[str, list[Path]], workers: int | None, allocate: Callable[[str, int, int], np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Decode all images of the shards into the arrays that `allocate` gives; return the labels of every split."""
+    labels = {}
+    for split, files in shards.items():
+        counts = [count_rows(file) for file in files]
+        if sum(counts) > layout.images:
+            raise DataError(
+                f"{files[0].parent} holds {sum(counts):,} {split} images, but {layout.title} has {layout.images:,} in "
+                "total. Check the files."
+            )
+        images = allocate(split, sum(counts), layout.size)
+        parts = []
+        begin = 0
+        for file, count in zip(files, counts, strict=True):
+            for rows in read_rows(file, layout.image, layout.label):
+                check_labels(rows.labels, layout, f"the rows of {file}", rows.start)
+                first = begin + rows.start
+                decode_into(images[first : first + len(rows.images)], rows.images, Fit(layout.size), workers)
+                parts.append(rows.labels)
+            begin += count
+        labels[split] = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return labels
+
+
+def check_labels(labels: np.ndarray, layout: Layout, where: str, start: int) -> None:
+    """Raise if a label is not one of the dataset's."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= layout.classes))
+    if len(wrong):
+        raise DataError(
+            f"Label {labels[wrong[0]]} of image {start + wrong[0]} in {where} is not in 0 .. {layout.classes - 1}. "
+            f"Check that the file belongs to {layout.title}."
+        )
 
 
 def _tables(opened: Any, shard: Path, image_column: str, label_column: str) -> Iterator[Any]:

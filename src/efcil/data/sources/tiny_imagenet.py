@@ -1,18 +1,23 @@
-"""Tiny-ImageNet in its original folders; its validation split is the test set, as the official test has no labels."""
+"""Tiny-ImageNet in its original folders or as Parquet shards; its validation split is the test set.
+
+The official test set has no labels.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from efcil.data.cache import Request, load_or_build
-from efcil.data.checksum import checksum_listing
+from efcil.data.cache import Allocate, Built, Decoded, Request, load_or_build
+from efcil.data.checksum import checksum_contents, checksum_listing
 from efcil.data.decode import Fit
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import Source, SourceOptions
 from efcil.data.sources.listing import Files, build_from_files, images_below, images_of_class, labelled, visible_folders
+from efcil.data.sources.shards import Layout, class_names, decode_shards, find_shards
 from efcil.errors import DataError
 
 FOLDER = "tiny-imagenet-200"
+_LAYOUT = Layout("Tiny-ImageNet", "image", "label", size=64, classes=200, images=110_000)
 
 
 class TinyImagenet(Source):
@@ -24,7 +29,8 @@ class TinyImagenet(Source):
     expected = (
         f"Expected: the folder {FOLDER} (or the one that holds it) with train/<id>/images/*.JPEG, words.txt, and "
         "either val/images/*.JPEG with val/val_annotations.txt or val/<id>/*.JPEG; get it as "
-        "http://cs231n.stanford.edu/tiny-imagenet-200.zip and unzip it."
+        "http://cs231n.stanford.edu/tiny-imagenet-200.zip and unzip it. Or a folder with train*.parquet and "
+        "valid*.parquet (columns image and label), as in the dataset zh-plus/tiny-imagenet of the Hugging Face Hub."
     )
     needs_path = True
     fixed_size = 64
@@ -33,6 +39,27 @@ class TinyImagenet(Source):
         """Return Tiny-ImageNet from `path`, with the classes that are there."""
         self.check(path, options)
         assert path is not None
+        if path.is_dir() and (shards := find_shards(path, "val")):
+            return _dataset(self.name, self._from_shards(path, shards, options))
+        return _dataset(self.name, self._from_folders(path, options))
+
+    def _from_shards(self, path: Path, shards: dict[str, list[Path]], options: SourceOptions) -> Decoded:
+        texts = [path / name for name in ("wnids.txt", "words.txt") if (path / name).is_file()]
+        request = Request(
+            source=self.name,
+            data=path,
+            inputs=checksum_contents([*shards["train"], *shards["test"], *texts], path),
+            settings={"layout": "parquet"},
+            beside=path,
+        )
+
+        def build(allocate: Allocate) -> Built:
+            labels = decode_shards(_LAYOUT, shards, options.workers, allocate)
+            return Built(labels, _class_names(path / "words.txt", _identifiers(path, shards["train"][0])))
+
+        return load_or_build(request, options.cache, build)
+
+    def _from_folders(self, path: Path, options: SourceOptions) -> Decoded:
         root = self._root(path)
         identifiers = [folder.name for folder in visible_folders(root / "train")]
         if not identifiers:
@@ -49,21 +76,12 @@ class TinyImagenet(Source):
             settings={},
             beside=root,
         )
-        decoded = load_or_build(
+        return load_or_build(
             request,
             options.cache,
             lambda allocate: build_from_files(
                 splits, _class_names(words, identifiers), Fit(64), allocate, options.workers
             ),
-        )
-        return Dataset(
-            name=self.name,
-            train=decoded.train,
-            test=decoded.test,
-            class_names=decoded.class_names,
-            image_size=64,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
         )
 
     def _root(self, path: Path) -> Path:
@@ -113,6 +131,27 @@ class TinyImagenet(Source):
         if missing:
             raise DataError(f"{annotations} names no validation image of class {identifiers[missing[0]]}. Restore it.")
         return Files(tuple(path for path, _ in chosen), tuple(label for _, label in chosen))
+
+
+def _dataset(name: str, decoded: Decoded) -> Dataset:
+    return Dataset(
+        name=name,
+        train=decoded.train,
+        test=decoded.test,
+        class_names=decoded.class_names,
+        image_size=64,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+def _identifiers(folder: Path, shard: Path) -> list[str]:
+    """Return the sorted WordNet ids that labels number: from wnids.txt, or from the shard; else the numbers."""
+    listed = folder / "wnids.txt"
+    names = listed.read_text(encoding="utf-8").split() if listed.is_file() else class_names(shard, _LAYOUT.label)
+    if names is None or len(set(names)) != _LAYOUT.classes:
+        return [f"class {number}" for number in range(_LAYOUT.classes)]
+    return sorted(names)
 
 
 def _class_names(words: Path, identifiers: list[str]) -> tuple[str, ...]:
