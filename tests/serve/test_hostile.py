@@ -13,6 +13,8 @@ from PIL import Image
 from serving import Digits, form
 
 from efcil.serve.options import Limits
+from efcil.serve.refusal import Refused
+from efcil.serve.uploads import Budget
 
 
 def tree(folder: Path) -> list[str]:
@@ -102,6 +104,27 @@ def test_limits_of_size_and_number(folder: Path, serve: Any, digits: Digits) -> 
     assert "more than 5 images" in too_many.json()["error"]
     # A length that lies, and one that is not announced at all.
     assert client.post("/api/predict", content=(b"x" * 500 for _ in range(5))).status_code == 413
+
+
+def test_what_all_requests_hold_together_is_limited() -> None:
+    budget = Budget(100)
+    with budget.lease() as first, budget.lease() as second:
+        first(60)
+        second(40)
+        with pytest.raises(Refused) as refused:
+            first(1)
+        assert refused.value.status == 503
+    assert budget.held == 0
+
+
+def test_only_one_teaching_arrives_at_a_time(client: Any, digits: Digits) -> None:
+    client.app.state.service._receiving = True
+    answer = client.post("/api/teach", files=form(two=digits.train("two")))
+    assert answer.status_code == 409
+    client.app.state.service._receiving = False
+    broken = client.post("/api/teach", files=form(two=[b"no image"]))
+    assert broken.status_code == 422
+    assert client.app.state.service._receiving is False
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -37,21 +37,22 @@ async def predict(request: Request) -> Response:
     service.loaded()
     try:
         async with asyncio.timeout(service.options.limits.seconds):
-            found = await _images(request, service)
-            return JSONResponse(await service.predict(found, top, share))
+            with service.budget.lease() as take:
+                found = await _images(request, service, take)
+                return JSONResponse(await service.predict(found, top, share))
     except TimeoutError:
         raise Refused(504, "The answer took too long. Ask again, or with fewer images.") from None
 
 
-async def _images(request: Request, service: Service) -> list[Upload]:
+async def _images(request: Request, service: Service, take: Callable[[int], None]) -> list[Upload]:
     limits = service.options.limits
     if not uploads.is_form(request):
-        content = await uploads.raw(request, limits)
+        content = await uploads.raw(request, limits, take)
         if not content:
             raise Refused(400, "The request has no image. Send one as the body, or several in a form.")
         return [Upload(content, "The picture")]
     found: list[Upload] = []
-    async for part in uploads.parts(request, limits, limits.images):
+    async for part in uploads.parts(request, limits, limits.images, limits.request_bytes, take):
         if part.is_file:
             found.append(Upload(part.content, shown_file(part.file, len(found) + 1)))
     if not found:
@@ -77,7 +78,8 @@ async def teach(request: Request) -> Response:
         raise Refused(400, "Teaching takes a form (multipart/form-data): a field `class`, then its images.")
     try:
         async with asyncio.timeout(limits.teaching_seconds):
-            started = await service.teach(uploads.parts(request, limits, limits.teaching_images))
+            most = limits.teaching_images * (limits.upload_bytes + uploads.LONGEST_FIELD)
+            started = await service.teach(uploads.parts(request, limits, limits.teaching_images, most))
     except TimeoutError:
         raise Refused(408, "The pictures took too long to arrive. Nothing has been learned.") from None
     return JSONResponse(started.to_json(), 202, {"Location": f"/api/jobs/{started.id}"})

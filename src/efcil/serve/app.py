@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
@@ -63,6 +63,7 @@ def create_app(options: ServeOptions, service: Service | None = None) -> Starlet
             Refused: _refused,
             EfcilError: _mistake,
             HTTPException: _http_error,
+            ClientDisconnect: _gone,
             Exception: _unexpected,
         },
         lifespan=lifespan,
@@ -99,7 +100,7 @@ def _file(name: str) -> Response:
 async def _login(request: Request) -> Response:
     """Set a cookie for someone who knows the token."""
     token = request.app.state.service.options.token
-    content = b"".join([piece async for piece in uploads.body(request, LONGEST_LOGIN, 10.0)])
+    content = b"".join([piece async for piece in uploads.body(request, LONGEST_LOGIN, 10.0, uploads.free)])
     given = parse_qs(content.decode("utf-8", "replace")).get("token", [""])[0].strip()
     if token is not None and not same(given, token):
         await asyncio.sleep(WRONG_SECONDS)
@@ -134,6 +135,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not possible here. /docs lists what can be asked for.",
     }
     return JSONResponse({"error": sentences.get(error.status_code, error.detail)}, error.status_code, error.headers)
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    """Answer someone who has left: nobody reads it, and it is no error of ours."""
+    return JSONResponse({"error": "The connection was closed."}, 400)
 
 
 async def _unexpected(_: Request, error: Exception) -> Response:

@@ -33,6 +33,16 @@ class Limits:
     seconds: float = 30.0
 
     @property
+    def request_bytes(self) -> int:
+        """Bytes of all images of one prediction."""
+        return 4 * self.upload_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the images of all predictions that are in memory at the same time."""
+        return 32 * self.upload_bytes
+
+    @property
     def teaching_seconds(self) -> float:
         """Seconds until all pictures of a teaching must have arrived."""
         return 20 * self.seconds

@@ -121,6 +121,7 @@ SCHEMAS: dict[str, Schema] = {
             upload_bytes=_whole("bytes of an image"),
             pixels=_whole("pixels of an image"),
             images=_whole("images of a prediction"),
+            request_bytes=_whole("bytes of all images of a prediction"),
             teaching_images=_whole("images of a teaching"),
         ),
         version=_VERSION,

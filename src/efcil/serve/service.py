@@ -27,7 +27,7 @@ from efcil.serve.metrics import Metrics
 from efcil.serve.names import class_name, refuse_twin, shown_file, shown_label
 from efcil.serve.options import ServeOptions
 from efcil.serve.refusal import Refused
-from efcil.serve.uploads import Part, decoded
+from efcil.serve.uploads import Budget, Part, decoded
 
 #: Images of a teaching that are decoded at the same time.
 _AT_A_TIME = 8
@@ -54,6 +54,8 @@ class Service:
         self.batcher = Batcher(lambda: self.keeper.current, options.limits.queue, self.metrics)
         self.jobs = Jobs(options, self.keeper, self.metrics)
         self.closing = asyncio.Event()
+        self.budget = Budget(options.limits.held_bytes)
+        self._receiving = False
         self._decoders = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="efcil-decode")
         self.metrics.ask("efcil_queue_images", "images that wait to be scored", lambda: self.batcher.waiting)
         self.metrics.ask("efcil_teaching", "1 while the model learns", lambda: self.jobs.running is not None)
@@ -108,12 +110,22 @@ class Service:
     # -- teaching ----------------------------------------------------------------------------------------------------
 
     async def teach(self, parts: AsyncIterator[Part]) -> Job:
-        """Begin a teaching from a form: a field `class` names the class of the images after it.
+        """Begin a teaching from a form: a field `class` names the class of the images after it."""
+        self.jobs.refuse_second()
+        self._refuse_foreign()
+        if self._receiving:
+            raise Refused(409, "Pictures of another teaching are arriving. Wait until that has ended.")
+        self._receiving = True
+        try:
+            return self._begin(*await self._received(parts))
+        finally:
+            self._receiving = False
+
+    async def _received(self, parts: AsyncIterator[Part]) -> tuple[list[tuple[str, np.ndarray]], bool]:
+        """Return the images of a form with their classes, and whether an unfinished task is to be discarded.
 
         Images are decoded while the next ones arrive; no more of them is kept than the network will see.
         """
-        self.jobs.refuse_second()
-        self._refuse_foreign()
         size = None if self.keeper.current is None else self.keeper.current.model.card.image_size
         running: set[asyncio.Task[None]] = set()
         gathered: list[tuple[str, np.ndarray]] = []
@@ -136,7 +148,9 @@ class Service:
                         )
                     running.add(asyncio.create_task(prepare(name, Upload(part.content, shown_file(part.file, number)))))
                     if len(running) >= _AT_A_TIME:
-                        _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                        for task in done:
+                            task.result()
                 elif part.field == "class":
                     name = class_name(part.text)
                 elif part.field == "discard":
@@ -151,7 +165,7 @@ class Service:
                 task.cancel()
         if broken:
             raise Refused(422, f"{some(broken, 3)} Nothing has been learned; leave these pictures out.")
-        return self._begin(gathered, discard)
+        return gathered, discard
 
     def _begin(self, gathered: list[tuple[str, np.ndarray]], discard: bool) -> Job:
         if not gathered:
@@ -244,6 +258,7 @@ class Service:
                 "upload_bytes": limits.upload_bytes,
                 "pixels": limits.pixels,
                 "images": limits.images,
+                "request_bytes": limits.request_bytes,
                 "teaching_images": limits.teaching_images,
             },
         }

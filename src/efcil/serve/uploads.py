@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,34 @@ class Part:
             raise Refused(400, f"The field {self.field!r} is not UTF-8 text.") from None
 
 
-async def body(request: Request, most: int, seconds: float) -> AsyncIterator[bytes]:
+class Budget:
+    """Bytes that all requests together may hold in memory."""
+
+    def __init__(self, most: int) -> None:
+        self.held = 0
+        self._most = most
+
+    @contextmanager
+    def lease(self) -> Iterator[Callable[[int], None]]:
+        """Return a function that takes bytes from the budget; what was taken is given back at the end."""
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            if self.held + count > self._most:
+                raise Refused(
+                    503, "Too many images arrive at the same time. Ask again in a moment.", {"Retry-After": "1"}
+                )
+            self.held += count
+            taken += count
+
+        try:
+            yield take
+        finally:
+            self.held -= taken
+
+
+async def body(request: Request, most: int, seconds: float, take: Callable[[int], None]) -> AsyncIterator[bytes]:
     """Yield the body of a request as it arrives; one that is too long or too slow is refused."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:18]) > most:
@@ -68,12 +96,13 @@ async def body(request: Request, most: int, seconds: float) -> AsyncIterator[byt
         arrived += len(piece)
         if arrived > most:
             raise _too_large("The request", most)
+        take(len(piece))
         yield piece
 
 
-async def raw(request: Request, limits: Limits) -> bytes:
+async def raw(request: Request, limits: Limits, take: Callable[[int], None]) -> bytes:
     """Return the body of a request that is one image."""
-    return b"".join([piece async for piece in body(request, limits.upload_bytes, limits.seconds)])
+    return b"".join([piece async for piece in body(request, limits.upload_bytes, limits.seconds, take)])
 
 
 def is_form(request: Request) -> bool:
@@ -81,8 +110,14 @@ def is_form(request: Request) -> bool:
     return request.headers.get("content-type", "").lower().startswith("multipart/form-data")
 
 
-async def parts(request: Request, limits: Limits, most_files: int) -> AsyncIterator[Part]:
-    """Yield the parts of a form, each as soon as it is complete."""
+def free(_: int) -> None:
+    """Take bytes from no budget."""
+
+
+async def parts(
+    request: Request, limits: Limits, most_files: int, most: int, take: Callable[[int], None] = free
+) -> AsyncIterator[Part]:
+    """Yield the parts of a form of at most `most` bytes, each as soon as it is complete."""
     from python_multipart import multipart
 
     _, options = multipart.parse_options_header(request.headers.get("content-type", ""))
@@ -90,10 +125,9 @@ async def parts(request: Request, limits: Limits, most_files: int) -> AsyncItera
     if not boundary:
         raise Refused(400, "The form names no boundary. Let your HTTP library set the Content-Type header.")
     reader = _Reader(limits, most_files)
-    most = most_files * (limits.upload_bytes + LONGEST_FIELD) + MOST_FIELDS * LONGEST_FIELD
     try:
         parser = multipart.MultipartParser(boundary, reader.callbacks())
-        async for piece in body(request, most, limits.seconds):
+        async for piece in body(request, most, limits.seconds, take):
             parser.write(piece)
             for part in reader.complete():
                 yield part

@@ -19,7 +19,7 @@ function make(tag, attributes = {}, ...children) {
 const plural = (count, one, many = one + "s") => `${count.toLocaleString()} ${count === 1 ? one : many}`;
 const day = (text) => new Date(text).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
 const moment = (text) => new Date(text).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
-const percent = (share) => `${(100 * share).toFixed(share >= 0.9995 || share < 0.0005 ? 0 : 1)} %`;
+const percent = (share) => (share === 1 ? "100 %" : share >= 0.9995 ? "> 99.9 %" : share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
 const size = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
 
 function say(id, text) {
@@ -140,8 +140,23 @@ async function ask(files) {
   for (const old of state.asked) URL.revokeObjectURL(old.url);
   state.asked = files.map((file) => ({ file, url: URL.createObjectURL(file), answer: null }));
   select(state.asked[0]);
-  const limit = state.model ? state.model.limits.images : 64;
-  for (let start = 0; start < files.length; start += limit) await askPart(state.asked.slice(start, start + limit));
+  for (const part of portions(state.asked)) await askPart(part);
+}
+
+function portions(entries) {
+  // A few at a time: the first answers come sooner, and no request grows too large.
+  const most = state.model ? state.model.limits.upload_bytes : 2e7;
+  const found = [];
+  let bytes = Infinity;
+  for (const entry of entries) {
+    bytes += entry.file.size;
+    if (bytes > most || found[found.length - 1].length >= 8) {
+      found.push([]);
+      bytes = entry.file.size;
+    }
+    found[found.length - 1].push(entry);
+  }
+  return found;
 }
 
 async function askPart(part) {
