@@ -242,10 +242,13 @@ async function askCamera() {
     form.append("image", await frame(camera.video), "camera.jpg");
     try {
       const body = await call("/api/predict", { method: "POST", body: form });
-      if (state.camera === camera) showAnswer(body.predictions[0], true);
-      $("correct").hidden = true;
+      // An answer that comes after the picture was taken is about an earlier frame.
+      if (state.camera === camera) {
+        showAnswer(body.predictions[0], true);
+        $("correct").hidden = true;
+      }
     } catch (error) {
-      say("ask-error", error.message);
+      if (state.camera === camera) say("ask-error", error.message);
     }
     busy = false;
   }, 600);
