@@ -132,6 +132,7 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
         classifiers={"own": own, **others} if others else {},
         notes=(
             *_in_full(name, members[0][0]),
+            *_pretrained(summaries),
             *(f"with today's presets and defaults its label is {other}" for other in sorted(today - {name})),
             *_differences(summaries, "images", _data),
             *_differences(summaries, "versions of the method", _version),
@@ -192,6 +193,13 @@ def _in_full(name: str, run: RunFolder) -> tuple[str, ...]:
         if whole != name and label(settings) == name:
             return (f"in full: {whole}",)
     return ()
+
+
+def _pretrained(summaries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Return a note on networks that have seen other images before the first task."""
+    found = [mapping(summary, "pretrained") for summary in summaries]
+    words = [f"pre-trained on {facts.get('trained_on')} ({facts.get('source')})" for facts in found if facts]
+    return tuple(dict.fromkeys(words))
 
 
 def _version(summary: dict[str, Any]) -> str | None:
