@@ -13,15 +13,6 @@ from serving import NAMES, Digits
 
 from efcil.classifier import IncrementalClassifier
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-pytest.importorskip("python_multipart")
-
-from starlette.testclient import TestClient
-
-from efcil.serve.app import create_app
-from efcil.serve.options import Limits, ServeOptions
-
 ADDRESS = "http://127.0.0.1:8000"
 
 
@@ -61,8 +52,13 @@ def quiet_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., TestClient]]:
+def serve() -> Iterator[Callable[..., Any]]:
     """Return a function that serves a model folder and returns a client; all are closed at the end."""
+    from starlette.testclient import TestClient
+
+    from efcil.serve.app import create_app
+    from efcil.serve.options import Limits, ServeOptions
+
     clients = []
 
     def begin(folder: Path, limits: Limits | None = None, **options: Any) -> TestClient:
@@ -78,5 +74,5 @@ def serve() -> Iterator[Callable[..., TestClient]]:
 
 
 @pytest.fixture
-def client(folder: Path, serve: Callable[..., TestClient]) -> TestClient:
+def client(folder: Path, serve: Callable[..., Any]) -> Any:
     return serve(folder)

@@ -14,8 +14,9 @@ from webdriver_client import Browser, missing
 
 from efcil.classifier import IncrementalClassifier
 
-pytest.importorskip("starlette")
-uvicorn = pytest.importorskip("uvicorn")
+for needed in ("starlette", "python_multipart"):
+    pytest.importorskip(needed, reason="the extra `serve` is not installed")
+uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 if (reason := missing()) is not None:
     pytest.skip(reason, allow_module_level=True)
 

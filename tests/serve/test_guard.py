@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 from serving import Digits
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+pytest.importorskip("httpx")
+
 from efcil.errors import SettingsError
 from efcil.serve.guard import COOKIE, Rates
 from efcil.serve.options import Limits, ServeOptions

@@ -12,6 +12,11 @@ import pytest
 from PIL import Image
 from serving import Digits, form
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+pytest.importorskip("httpx")
+
 from efcil.serve.options import Limits
 from efcil.serve.refusal import Refused
 from efcil.serve.uploads import Budget

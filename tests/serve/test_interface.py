@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 from serving import Digits
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+pytest.importorskip("httpx")
+
 from efcil.cli import main
 from efcil.serve.routes import OPERATIONS, document
 

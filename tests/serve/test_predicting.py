@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 from serving import NAMES, Digits
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+pytest.importorskip("httpx")
+
 from efcil.model import Model
 from efcil.serve.answering import score
 from efcil.serve.batching import Batcher, Outdated

@@ -12,13 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from serving import PATIENCE, Digits, ended, form, until
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+httpx = pytest.importorskip("httpx")
+
 
 @contextmanager
-def running(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def running(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
     command = [sys.executable, "-m", "efcil", "serve", str(folder), "--port", "0", "--device", "cpu", "--rate", "0"]
     process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True)
     try:
@@ -33,7 +37,7 @@ def running(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], 
         process.wait()
 
 
-def _status(client: httpx.Client) -> int:
+def _status(client: Any) -> int:
     try:
         return client.get("/health").status_code
     except httpx.TransportError:
@@ -55,7 +59,7 @@ def _gone(number: int) -> bool:
         return True
 
 
-def learning(client: httpx.Client, digits: Digits) -> dict[str, Any]:
+def learning(client: Any, digits: Digits) -> dict[str, Any]:
     job: dict[str, Any] = client.post("/api/teach", files=form(two=digits.train("two"))).raise_for_status().json()
     until(lambda: client.get(f"/api/jobs/{job['id']}").json()["epoch"], lambda epoch: epoch > 0)
     return job

@@ -12,6 +12,11 @@ import pytest
 import torch
 from serving import Digits, ended, form, until
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+pytest.importorskip("httpx")
+
 from efcil.model import Model
 from efcil.model.images import Pictures
 from efcil.model.teaching import teach
