@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
-from efcil.errors import EfcilError
+from efcil.errors import EfcilError, SettingsError
+from efcil.model import classes, hub
+from efcil.model.defaults import completed
 from efcil.model.images import InputError, Pictures, gather, gather_labelled
-from efcil.model.in_memory import Model, probabilities
+from efcil.model.in_memory import Model
 from efcil.model.learning import learn
+from efcil.model.pairs import refuse_unordered
+from efcil.model.readme import check_licence, refuse_changed, write_readme
 from efcil.model.teaching import teach
+from efcil.model.weights import check_weights, weighted
 from efcil.settings import TrainingSettings
 
 
@@ -25,6 +31,8 @@ class NotLearnedError(EfcilError, NotFittedError):
 #: Parameters that mean what the setting of the same name means.
 _SAME = (
     "network",
+    "weights",
+    "input_size",
     "augmentation",
     "image_size",
     "epochs",
@@ -36,17 +44,29 @@ _SAME = (
 )
 
 
-class IncrementalClassifier(ClassifierMixin, BaseEstimator):
+#: Parameters that a new model chooses for itself where they are not given.
+_CHOSEN = ("method", "network", "weights", "input_size")
+
+
+class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):
     """Classifies images, and learns further classes without images of the earlier ones.
 
-    Every call of `partial_fit` is a task of new classes; `fit` starts over. Images may be one uint8 array
-    (N x H x W x C, or N x H x W for grey ones), a list of files, PIL images or arrays, a folder with one sub-folder per
-    class, or a torch dataset; labels may be anything hashable.
+    Every call of `partial_fit` is a task of new classes; `fit` starts over. Images may be one uint8 array or tensor
+    (N x H x W x C, N x C x H x W, or N x H x W for grey ones), a list of files, PIL images or arrays, a folder with one
+    sub-folder per class, a torch dataset or DataLoader, an iterator of (image, label) pairs, or a Dataset of the
+    package `datasets`; labels may be anything hashable. docs/python.md has an example of each.
+
+    As a scikit-learn transformer it gives embeddings (`transform`).
 
     Parameters
     ----------
-    method : how to learn; `efcil methods` lists the names.
-    network, augmentation : backbone and training augmentation; None takes the preset's.
+    method : how to learn; `efcil methods` lists the names. None chooses as `efcil learn` does: with the extra
+        `pretrained`, and unless a preset or weights="none" asks for training from scratch, a method for pre-trained
+        networks; else efc.
+    network : backbone; None takes a pre-trained one under the same conditions, else the preset's.
+    weights, input_size : file of pre-trained weights, and the side to which images are enlarged on the device; see
+        docs/settings.md.
+    augmentation : training augmentation; None takes the preset's.
     image_size : side in pixels that images are resized to; None chooses it from the first images.
     epochs, first_task_epochs, batch_size : None takes the preset's.
     settings : settings of the method or the recipes, such as {"efm_weight": 5, "later.learning_rate": 1e-4}.
@@ -57,6 +77,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     classifier : how images are classified: own (the method's way), heads, or one built from the class statistics that
         the method keeps; see docs/classifiers.md. auto is rebalanced if the method classifies with its heads and keeps
         what that needs, else own. Learning does not depend on it.
+    held_out : share of the images of every class that are not learned from, but measure the result: the card keeps the
+        accuracy, probabilities are calibrated with it, and answering unknown needs it. 0 learns from all images. None
+        chooses: 0.1 where a task trains the network; where it trains nothing, every image measures and is learned from.
 
     Attributes
     ----------
@@ -66,9 +89,11 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        method: str = "efc",
+        method: str | None = None,
         *,
         network: str | None = None,
+        weights: str | None = None,
+        input_size: int | None = None,
         augmentation: str | None = None,
         image_size: int | None = None,
         epochs: int | None = None,
@@ -80,9 +105,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         device: str = "auto",
         precision: str = "auto",
         classifier: str = "auto",
+        held_out: float | None = None,
     ) -> None:
         self.method = method
         self.network = network
+        self.weights = weights
+        self.input_size = input_size
         self.augmentation = augmentation
         self.image_size = image_size
         self.epochs = epochs
@@ -94,14 +122,18 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         self.device = device
         self.precision = precision
         self.classifier = classifier
+        self.held_out = held_out
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def fit(self, images: Any, labels: Any = None) -> IncrementalClassifier:
-        """Forget everything and learn these images as the first task."""
-        pictures, plain = gather_labelled(images, labels)
+    def fit(self, images: Any, labels: Any = None, sample_weight: Any = None) -> IncrementalClassifier:
+        """Forget everything and learn these images as the first task.
+
+        `sample_weight` is how many times each image counts, relative to the others; 0 leaves it out.
+        """
+        pictures, plain, repeats = _to_learn(images, labels, sample_weight)
         model = self._new_model(pictures)
-        learn(model, pictures.pixels(model.card.image_size), plain)
+        learn(model, pictures.pixels(model.card.image_size), plain, held_out=self.held_out, repeats=repeats)
         return self._take(model)
 
     def partial_fit(
@@ -109,6 +141,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         images: Any,
         labels: Any = None,
         classes: Any = None,
+        sample_weight: Any = None,
         *,
         more: bool = False,
         folder: str | Path | None = None,
@@ -119,33 +152,42 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         checkpoint is saved every five minutes and on Ctrl-C, the same call resumes it, and the model is saved at the
         end.
 
-        `classes` exists for scikit-learn's callers and is not used; classes need not be announced.
+        `sample_weight` is how many times each image counts, relative to the others; 0 leaves it out. `classes` exists
+        for scikit-learn's callers and is not used; classes need not be announced.
         """
-        pictures, plain = gather_labelled(images, labels)
+        pictures, plain, repeats = _to_learn(images, labels, sample_weight)
         model: Model | None = getattr(self, "model_", None)
         if folder is not None:
             place = Path(folder).expanduser()
-            wanted = lambda _: self._settings()  # noqa: E731 - the estimator's parameters are the settings
-            return self._take(teach(place, pictures, plain, wanted, model=model, device=self.device, more=more))
+            options: dict[str, Any] = {"model": model, "device": self.device, "held_out": self.held_out}
+            options |= {"more": more, "repeats": repeats}
+            return self._take(teach(place, pictures, plain, self._settings, self._completed, **options))
         if model is None:
             model = self._new_model(pictures)
         else:
-            model.change(self._settings())
-        learn(model, pictures.pixels(model.card.image_size), plain, more=more)
+            model.change(self._settings(model.card.settings))
+        pixels = pictures.pixels(model.card.image_size)
+        learn(model, pixels, plain, more=more, held_out=self.held_out, repeats=repeats)
         return self._take(model)
 
     def _new_model(self, pictures: Pictures) -> Model:
-        wanted = self._settings()
+        wanted = self._completed(self._settings(TrainingSettings()))
         return Model.create(wanted, wanted.image_size or pictures.natural_size())
 
-    def _settings(self) -> TrainingSettings:
+    def _settings(self, start: TrainingSettings) -> TrainingSettings:
+        """Return the parameters as settings; what was left to choose stays as it was chosen, in `start`."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("method", *_SAME)}
+        given |= {name: getattr(start, name) for name in _CHOSEN if given[name] is None}
         return TrainingSettings(
-            method=self.method,
             preset=self.preset,
             overrides=dict(self.settings or {}),
             device=self.device,
-            **{name: getattr(self, name) for name in _SAME},
+            **given,
         )
+
+    def _completed(self, settings: TrainingSettings) -> TrainingSettings:
+        """Return the settings of a new model, network and method chosen where none is named."""
+        return completed(settings, method_named=self.method is not None)
 
     def _take(self, model: Model) -> IncrementalClassifier:
         self.model_ = model
@@ -154,14 +196,22 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
 
     # -- use -----------------------------------------------------------------------------------------------------
 
+    def _each(self, images: Any, function: Callable[[np.ndarray], Any]) -> tuple[np.ndarray, ...]:
+        """Apply a function of uint8 pixels to all images, piece by piece; it may return several arrays."""
+        model = self._learned()
+        pictures = self._gathered(images)
+        size, results = model.card.image_size, []
+        for start in range(0, len(pictures), model.piece):
+            found = function(pictures.pixels(size, start, start + model.piece))
+            results.append(found if isinstance(found, tuple) else (found,))
+        return tuple(np.concatenate(parts) for parts in zip(*results, strict=True))
+
+    def _gathered(self, images: Any) -> Pictures:
+        return gather(images)
+
     def _scores(self, images: Any) -> np.ndarray:
         """Return the scores of every class, one row per image."""
-        model = self._learned()
-        pictures = gather(images)
-        pieces = range(0, len(pictures), model.piece)
-        return np.concatenate(
-            [model.scores(pictures.pixels(model.card.image_size, at, at + model.piece)) for at in pieces]
-        )
+        return self._each(images, self._learned().scores)[0]
 
     def decision_function(self, images: Any) -> np.ndarray:
         """Return the scores of every class, one row per image; for two classes, the second score minus the first."""
@@ -169,20 +219,49 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """Return the softmax of the scores, one row per image, columns in the order of `classes_`."""
-        return probabilities(self._scores(images))
+        """Return calibrated probabilities, one row per image, columns in the order of `classes_`."""
+        return self._each(images, self._learned().probabilities)[0]
 
-    def predict(self, images: Any) -> np.ndarray:
-        """Return the label of every image."""
-        best = self._scores(images).argmax(axis=1)
-        return self.classes_[best]
+    def predict(self, images: Any, unknown: float | None = None, unknown_label: Any = None) -> np.ndarray:
+        """Return the label of every image.
+
+        With `unknown`, a share such as 0.05, images that are less typical of all known classes than that share of the
+        images of known classes get `unknown_label` instead.
+        """
+        if unknown is None:
+            best = self._scores(images).argmax(axis=1)
+            return self.classes_[best]
+        model, typicality = self._learned(), self._typicality(unknown)
+        scores, typical = self._each(images, lambda pixels: (model.scores(pixels), typicality(pixels)))
+        labels = _label_array([*model.card.labels, unknown_label])
+        return labels[np.where(typical < unknown, len(labels) - 1, scores.argmax(axis=1))]
+
+    def _typicality(self, share: float) -> Callable[[np.ndarray], np.ndarray]:
+        """Return the function that says how typical images are of known classes."""
+        if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 <= share <= 1:
+            raise SettingsError(f"unknown is a share from 0 to 1, such as 0.05, not {share!r}.")
+        model = self._learned()
+        model.refuse_without_typicality()
+        return lambda pixels: np.asarray(model.typicality(pixels))
+
+    def transform(self, images: Any) -> np.ndarray:
+        """Return the embedding of every image, float32: the features that the method's class statistics are about."""
+        model = self._learned()
+        return self._each(images, lambda pixels: _embedded(model, pixels))[0]
+
+    @property
+    def _n_features_out(self) -> int:
+        """The length of an embedding, for scikit-learn's names of columns."""
+        model = self._learned()
+        return int(_embedded(model, np.zeros((1, model.card.image_size, model.card.image_size, 3), np.uint8)).shape[1])
 
     def score(self, images: Any, labels: Any = None, sample_weight: Any = None) -> float:
         """Return the share of images whose label is right."""
         pictures, plain = gather_labelled(images, labels)
         known = {label: number for number, label in enumerate(self._learned().card.labels)}
-        right = self._scores(pictures.items).argmax(axis=1) == [known.get(label, -1) for label in plain]
-        return float(np.average(right, weights=sample_weight))
+        right = self._scores(pictures).argmax(axis=1) == [known.get(label, -1) for label in plain]
+        weights = None if sample_weight is None else check_weights(sample_weight, len(plain))
+        return float(np.average(right, weights=weights))
 
     def _learned(self) -> Model:
         if not hasattr(self, "model_"):
@@ -200,7 +279,25 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.two_d_array = False
         tags.input_tags.three_d_array = True
         tags.input_tags.string = True
+        tags.transformer_tags.preserves_dtype = []  # embeddings are float32, whatever the images are
         return tags
+
+    # -- classes that are known ------------------------------------------------------------------------------------
+
+    def rename(self, old: Any, new: Any) -> IncrementalClassifier:
+        """Give a class another label."""
+        classes.rename(self._learned(), old, new)
+        return self._take(self.model_)
+
+    def forget(self, labels: Any) -> IncrementalClassifier:
+        """Remove all that is stored about these classes alone; see docs/classes.md for what cannot be removed."""
+        classes.forget(self._learned(), list(labels))
+        return self._take(self.model_)
+
+    def merge(self, labels: Any, into: Any) -> IncrementalClassifier:
+        """Make several classes one, called `into`."""
+        classes.merge(self._learned(), list(labels), into)
+        return self._take(self.model_)
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
@@ -210,6 +307,57 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         An earlier state of this model is replaced; another model, or an interrupted task, only with `overwrite`.
         """
         self._learned().save(folder, overwrite=overwrite)
+
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False, license: str | None = None) -> None:
+        """Write the model to a folder as `save` does, with a README.md that describes it: what the Hub shows.
+
+        `license` is the Hub's short name of the licence that you give the model, such as "cc-by-4.0".
+        """
+        model, place = self._learned(), Path(folder).expanduser()
+        check_licence(license)
+        if not overwrite:
+            refuse_changed(place)
+        model.save(place, overwrite=overwrite)
+        write_readme(place, model.card, license)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        commit_message: str = "Upload a model of efcil",
+        revision: str | None = None,
+        create_pr: bool = False,
+        license: str | None = None,
+    ) -> str:
+        """Upload the model with its README.md to the Hugging Face Hub; return the address of the commit.
+
+        The repository OWNER/NAME is created if it does not exist; an earlier state of a model in it is replaced. Needs
+        the extra `hub`.
+        """
+        options = hub.Upload(private, token, commit_message, revision, create_pr, license)
+        return hub.push(self._learned(), repo_id, options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        device: str = "auto",
+    ) -> IncrementalClassifier:
+        """Return the classifier of a model folder, or of a repository OWNER/NAME of the Hugging Face Hub.
+
+        Only the two files of a model are downloaded, and they are checked as every model folder is. Needs the extra
+        `hub` unless it is a folder.
+        """
+        wanted = hub.Download(revision, token, cache_dir, local_files_only)
+        with hub.fetched(name_or_folder, wanted) as folder:
+            return cls.load(folder, device=device)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> IncrementalClassifier:
@@ -223,6 +371,18 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
             device=device,
             **{name: getattr(kept, name) for name in _SAME},
         )._take(model)
+
+
+def _to_learn(images: Any, labels: Any, weights: Any) -> tuple[Pictures, list[Any], np.ndarray | None]:
+    """Return the images to learn, their labels, and how many times each counts (None: once)."""
+    if weights is not None:
+        refuse_unordered(images)
+    return weighted(*gather_labelled(images, labels), weights)
+
+
+def _embedded(model: Model, pixels: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model.by_pieces(pixels, model.ready.embed)
 
 
 def _label_array(labels: list[Any]) -> np.ndarray:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fake_hub import Hub, running
 from PIL import Image
 from sklearn.datasets import load_digits
 
 from efcil.classifier import IncrementalClassifier
 from efcil.model import Model
 
-QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu"}
+QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu", "held_out": 0.0}
 
 
 class Digits:
@@ -92,3 +93,17 @@ def same() -> Callable[[Model, Model], bool]:
         )
 
     return compare
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub on this machine that huggingface_hub talks to instead of the real one."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="needs the hub extra")
+    with running() as found:
+        monkeypatch.setattr(constants, "ENDPOINT", found.address)
+        files = found.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield found

@@ -11,18 +11,22 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.base import clone
-from torch.utils.data import Dataset, IterableDataset
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from efcil import methods
 from efcil.classifier import IncrementalClassifier, InputError, NotLearnedError
 from efcil.core import classifiers
 from efcil.engine.evaluate import scorer
 from efcil.errors import EfcilError, SettingsError
-from efcil.model import ModelError
-from efcil.model.images import gather
+from efcil.model import Model, ModelError
+from efcil.model.images import gather, gather_labelled
+from efcil.model.weights import repetitions
 from efcil.settings import options
 
-QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu"}
+QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu", "held_out": 0.0}
 
 
 def quick(**parameters: Any) -> IncrementalClassifier:
@@ -61,8 +65,8 @@ def test_from_a_saved_model_as_in_one_go(method: str, digits: Any, tmp_path: Pat
         at_once.partial_fit(*task)
     quick(method=method, settings=own or None).partial_fit(*tasks[0]).save(tmp_path)
     for task in tasks[1:]:
-        IncrementalClassifier.load(tmp_path, device="cpu").partial_fit(*task).save(tmp_path)
-    loaded = IncrementalClassifier.load(tmp_path, device="cpu")
+        IncrementalClassifier.load(tmp_path, device="cpu").set_params(held_out=0.0).partial_fit(*task).save(tmp_path)
+    loaded = IncrementalClassifier.load(tmp_path, device="cpu").set_params(held_out=0.0)
     assert same(loaded.model_, at_once.model_)
     assert loaded.get_params() == at_once.get_params()
     images, _ = digits.test()
@@ -262,6 +266,7 @@ def test_the_same_images_of_every_kind_give_the_same_model(digits: Any, tmp_path
         assert np.array_equal(found.predict_proba(images), expected.predict_proba(colour))
     for dataset in (Pairs(pictures, labels.tolist()), Pairs(tensors, labels.tolist()), Stream(grey, labels)):
         assert same(quick(image_size=8).fit(dataset).model_, expected.model_)
+        assert same(quick(image_size=8).fit(pair for pair in dataset).model_, expected.model_)
     named = quick(image_size=8).fit(tmp_path)
     assert named.classes_.tolist() == ["0", "1"]
     assert np.array_equal(named.predict_proba(tmp_path), expected.predict_proba(colour))
@@ -466,3 +471,393 @@ def test_a_single_image_in_colour_is_not_a_pile_of_grey_ones(digits: Any) -> Non
     classifier = quick(epochs=1).fit(*digits.train(0, 1))
     with pytest.raises(InputError, match="looks like a single image in colour"):
         classifier.predict(np.zeros((20, 20, 3), np.uint8))
+
+
+# -- loaders, streams and tables -------------------------------------------------------------------------------------
+
+
+class Loader:
+    """Something that can be iterated over, and is neither a dataset nor a loader of torch."""
+
+    def __init__(self, images: Any, labels: Any) -> None:
+        self.pairs = list(zip(images, labels, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Any:
+        return iter(self.pairs)
+
+
+def named(images: Any, labels: Any) -> dict[str, Any]:
+    """Collate into a dictionary, as loaders of tables of the Hub do."""
+    return {"image": images, "label": labels}
+
+
+def sources(colour: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Return the same images and labels in every form that has labels of its own, each to be read once."""
+    first, last = torch.from_numpy(colour).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(colour)
+    grey, numbers = torch.from_numpy(colour[..., 0].copy()), torch.from_numpy(labels)
+    pictures = [Image.fromarray(image) for image in colour]
+    batches = [slice(start, start + 7) for start in range(0, len(labels), 7)]
+    return {
+        "loader": DataLoader(TensorDataset(first, numbers), batch_size=7),
+        "loader, channels last": DataLoader(TensorDataset(last, numbers), batch_size=7),
+        "loader, grey": DataLoader(TensorDataset(grey, numbers), batch_size=7),
+        "loader of pictures": DataLoader(
+            Pairs(pictures, labels.tolist()), batch_size=7, collate_fn=lambda pairs: tuple(zip(*pairs, strict=True))
+        ),
+        "loader without batches": DataLoader(Stream(first, labels), batch_size=None),
+        "loader of a stream": DataLoader(Stream(first, labels), batch_size=5),
+        "loader of dictionaries": DataLoader(
+            Pairs(first, labels.tolist()),
+            batch_size=7,
+            collate_fn=lambda p: named(*torch.utils.data.default_collate(p)),
+        ),
+        "generator": (pair for pair in zip(colour, labels, strict=True)),
+        "generator of pictures": zip(pictures, labels.tolist(), strict=True),
+        "generator of batches": ((first[part], numbers[part]) for part in batches),
+        "generator of dictionaries": (named(image, label) for image, label in zip(colour, labels, strict=True)),
+        "loader of one's own": Loader(first, labels),
+        "list of pairs": list(zip(last, labels.tolist(), strict=True)),
+    }
+
+
+def test_loaders_and_streams_give_what_arrays_give(digits: Any, same: Any) -> None:
+    grey, labels = digits.train(0, 1)
+    colour = np.repeat(grey[..., None], 3, axis=3)
+    expected = quick().fit(colour, labels)
+    right, scores = expected.score(colour, labels), expected.predict_proba(colour)
+    for name in sources(colour, labels):
+        pictures, plain = gather_labelled(sources(colour, labels)[name])
+        assert np.array_equal(pictures.pixels(8), colour), name
+        assert plain == labels.tolist(), name
+        assert np.array_equal(expected.predict_proba(sources(colour, labels)[name]), scores), name
+        assert expected.score(sources(colour, labels)[name]) == right, name
+    assert same(quick().fit(sources(colour, labels)["loader"]).model_, expected.model_)
+    learner = quick().partial_fit(sources(colour, labels)["generator"])
+    assert same(learner.model_, expected.model_)
+    named = dict(enumerate(colour))
+    assert same(quick(image_size=8).fit(named.values(), labels).model_, expected.model_), "labels beside"
+    assert same(quick(image_size=8).fit(iter(list(colour)), labels).model_, expected.model_)
+    images = torch.from_numpy(colour).permute(0, 3, 1, 2)
+    for unlabelled in (DataLoader(TensorDataset(images), batch_size=7), DataLoader(images, batch_size=7), iter(images)):  # type: ignore[arg-type]
+        assert np.array_equal(expected.predict_proba(unlabelled), scores)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((2, 3, 8, 9), (2, 8, 9, 3)),
+        ((2, 8, 9, 3), (2, 8, 9, 3)),
+        ((2, 1, 8, 9), (2, 8, 9, 1)),
+        ((2, 8, 9, 4), (2, 8, 9, 4)),
+        ((2, 3, 8, 4), (2, 8, 4, 3)),  # both may be channels: they come first in tensors
+        ((2, 8, 9), (2, 8, 9)),
+    ],
+)
+def test_where_the_channels_of_a_tensor_are(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert gather(torch.zeros(shape, dtype=torch.uint8)).items.shape == expected
+    array = gather(np.zeros(shape, np.uint8)).items
+    assert array.shape == (expected if shape != (2, 3, 8, 4) else shape), "in arrays they come last"
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (DataLoader(TensorDataset(torch.rand(4, 3, 8, 8), torch.arange(4))), "uint8.*float32"),
+        (torch.rand(4, 3, 8, 8), "uint8.*float32"),
+        (DataLoader(TensorDataset(torch.zeros(4, 3, 8, 8, dtype=torch.uint8))), "must give .image, label. pairs"),
+        (iter([np.zeros((8, 8), np.uint8)]), "must give .image, label. pairs"),
+        (iter([]), "No image was given"),
+        (iter([(np.zeros((4, 8, 8, 3), np.uint8), [0, 1])]), "4 images but 2 labels"),
+        ({"train": 1, "test": 2}, "Several datasets were given .train, test."),
+        (torch.zeros(3, 20, 20, dtype=torch.uint8), "looks like a single image"),
+        (torch.zeros(4, 8, 8, 2, dtype=torch.uint8), "N x C x H x W, N x H x W x C"),
+        (torch.zeros(64, dtype=torch.uint8), "N x C x H x W, N x H x W x C"),
+    ],
+)
+def test_bad_loaders_and_tensors(images: Any, message: str) -> None:
+    labels = [0, 1, 0, 1] if isinstance(images, torch.Tensor) else None
+    with pytest.raises(InputError, match=message):
+        quick().fit(images, labels)
+
+
+def test_a_loader_has_labels_of_its_own() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4)))
+    with pytest.raises(InputError, match=r"the DataLoader has its own\. Leave them out"):
+        quick().fit(loader, [0, 1, 2, 3])
+
+
+class Image_:
+    pass
+
+
+class ClassLabel:
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+
+Image_.__name__ = "Image"
+
+
+class Table:
+    """A Dataset of the package `datasets`, as far as it is used; it counts the images that it decodes."""
+
+    def __init__(self, images: Any, labels: Any, **columns: Any) -> None:
+        self.features: dict[str, Any] = columns or {"picture": Image_(), "kind": ClassLabel(["zero", "one"])}
+        self.column_names = list(self.features)
+        self._rows = [dict(zip(self.features, row, strict=True)) for row in zip(images, labels, strict=True)]
+        self.decoded = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            assert key != self.column_names[0], "a whole column of images may not fit into memory"
+            return [row[key] for row in self._rows]
+        self.decoded += 1
+        return self._rows[key]
+
+
+class StreamedTable:
+    def __init__(self, table: Table) -> None:
+        self.features, self.column_names, self._table = table.features, table.column_names, table
+
+    def __iter__(self) -> Any:
+        return iter(self._table._rows)
+
+
+def test_tables_of_the_hub(digits: Any, same: Any) -> None:
+    grey, labels = digits.train(0, 1)
+    pictures = [Image.fromarray(image) for image in grey]
+    expected = quick(image_size=8).fit(pictures, [["zero", "one"][label] for label in labels])
+    table = Table(pictures, labels.tolist())
+    assert same(quick(image_size=8).fit(table).model_, expected.model_)
+    assert table.decoded == len(labels), "each once: the labels are read without the images"
+    assert same(quick(image_size=8).fit(StreamedTable(table)).model_, expected.model_)
+    assert expected.score(table) == expected.score(StreamedTable(table))
+    assert np.array_equal(expected.predict(table), expected.predict(pictures))
+    loader: Any = DataLoader(table, batch_size=5, collate_fn=lambda rows: {k: [r[k] for r in rows] for k in rows[0]})  # type: ignore[arg-type]
+    assert same(quick(image_size=8).fit(loader).model_, expected.model_)
+    plain = Table(pictures, labels.tolist(), img=None, label=None)
+    assert quick(image_size=8).fit(plain).classes_.tolist() == [0, 1]
+    with pytest.raises(InputError, match=r"columns content, label is known to hold images.*rename_column"):
+        quick().fit(Table(pictures, labels.tolist(), content=None, label=None))
+    with pytest.raises(InputError, match=r"columns image, score is known to hold labels"):
+        quick().fit(Table(pictures, labels.tolist(), image=None, score=None))
+
+
+# -- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([1, 1, 1], None),
+        ([7, 7, 7], None),
+        ([0.3, 0.3, 0.3], None),
+        ([1, 2, 3], [1, 2, 3]),
+        ([2, 4, 6], [1, 2, 3]),
+        ([2, 3, 2], [2, 3, 2]),
+        ([0.1, 0.2, 0.3], [1, 2, 3]),
+        ([1, 1.5, 1.5], [1, 2, 1]),
+        ([1, 1, 1e9], [1, 1, 27]),
+        ([1e-300, 1, 1e300], [1, 1, 27]),
+    ],
+)
+def test_weights_as_repetitions(weights: list[float], expected: list[int] | None) -> None:
+    found = repetitions(np.array(weights, float), [0, 0, 0])
+    assert (None if found is None else found.tolist()) == expected
+
+
+def test_repetitions_are_right_for_every_class() -> None:
+    generator = np.random.default_rng(0)
+    weights, labels = generator.uniform(0.5, 3, 300), generator.integers(0, 4, 300).tolist()
+    found = repetitions(weights, labels)
+    assert found is not None
+    for label in range(4):
+        chosen = np.array(labels) == label
+        assert abs(found[chosen].sum() - weights[chosen].sum() / weights.min()) <= 0.5
+    skewed = repetitions(generator.pareto(0.2, 300) + 1e-9, labels)
+    assert skewed is not None
+    assert skewed.min() == 1
+    assert skewed.sum() <= 3000
+
+
+@pytest.mark.parametrize("method", ["efc", "lwf", "fecam"])
+def test_whole_weights_are_repetitions_bit_for_bit(method: str, digits: Any) -> None:
+    images, labels = digits.train(0, 1)
+    weights = np.arange(len(labels)) % 4
+    weighted = quick(method=method).fit(images, labels, weights)
+    repeated = quick(method=method).fit(images.repeat(weights, axis=0), labels.repeat(weights))
+    plain = quick(method=method).fit(images, labels)
+    tensors = [each.model_.tensors() for each in (weighted, repeated, plain)]
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    assert not all(torch.equal(tensors[0][name], tensors[2][name]) for name in tensors[0])
+    counts = [int(((labels == label) & (weights > 0)).sum()) for label in (0, 1)]
+    assert [each.images for each in weighted.model_.card.classes] == counts, "real images, each once"
+    assert weighted.model_.card.visits[0].images == sum(counts)
+
+
+def test_equal_weights_change_nothing(digits: Any, same: Any) -> None:
+    images, labels = digits.train(0, 1)
+    plain = quick().fit(images, labels)
+    for weights in (np.full(48, 3.7), [2] * 48, 1.0, torch.ones(48)):
+        assert same(quick().fit(images, labels, sample_weight=weights).model_, plain.model_)
+
+
+def test_weights_of_later_tasks_of_more_images_and_in_a_folder(digits: Any, tmp_path: Path, same: Any) -> None:
+    weights = 1 + np.arange(24) % 2
+    classifier = quick().fit(*digits.train(0, 1)).partial_fit(*digits.train(2), sample_weight=weights)
+    assert not same(classifier.model_, quick().fit(*digits.train(0, 1)).partial_fit(*digits.train(2)).model_)
+    images, labels = digits.test(2)
+    twin, other = copy.deepcopy(classifier), copy.deepcopy(classifier)
+    classifier.partial_fit(images, labels, None, weights, more=True)
+    twin.partial_fit(images.repeat(weights, axis=0), labels.repeat(weights), more=True)
+    other.partial_fit(images, labels, more=True)
+    means = [each.model_.ready.memory.means for each in (classifier, twin, other)]
+    assert torch.equal(means[0], means[1])
+    assert not torch.equal(means[0], means[2])
+    assert classifier.model_.card.classes[2].images == 48
+    kept = quick().partial_fit(*digits.train(0, 1), sample_weight=np.r_[weights, weights], folder=tmp_path)
+    alone = quick().partial_fit(*digits.train(0, 1), sample_weight=np.r_[weights, weights])
+    assert same(kept.model_, alone.model_)
+
+
+def test_a_class_without_weight_is_not_learned(digits: Any) -> None:
+    images, labels = digits.train(0, 1, 2)
+    classifier = quick().fit(images, labels, labels != 1)
+    assert classifier.classes_.tolist() == [0, 2]
+    listed = quick().fit(list(images), labels, (labels != 1).tolist())
+    assert listed.classes_.tolist() == [0, 2]
+    assert np.array_equal(listed.predict_proba(images), classifier.predict_proba(images))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1] * 47, "48 images but 47 weights"),
+        ([[1]] * 48, "1D array"),
+        ([1] * 47 + [-1], "Negative values"),
+        ([1] * 47 + [float("nan")], "contains NaN"),
+        ([0] * 48, "at least one non-zero"),
+        (["a"] * 48, "must hold numbers"),
+    ],
+)
+def test_bad_weights(weights: Any, message: str, digits: Any) -> None:
+    with pytest.raises(InputError, match=message):
+        quick().fit(*digits.train(0, 1), weights)
+    with pytest.raises(InputError, match=message):
+        quick().fit(*digits.train(0, 1)).score(*digits.train(0, 1), weights)
+
+
+def test_weights_need_an_order(digits: Any) -> None:
+    images, labels = (torch.from_numpy(part) for part in digits.train(0, 1))
+    pairs, weights = TensorDataset(images, labels), 1 + np.arange(48) % 2
+    with pytest.raises(InputError, match=r"shuffles its images.*shuffle=False"):
+        quick().fit(DataLoader(pairs, batch_size=9, shuffle=True), sample_weight=weights)
+    quick().fit(DataLoader(pairs, batch_size=9), sample_weight=weights)
+
+
+# -- embeddings ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["efc", "adagauss", "fecam"])
+def test_transform_gives_what_the_statistics_are_about(method: str, digits: Any) -> None:
+    images, labels = digits.train(0, 1)
+    classifier = quick(method=method).fit(images, labels)
+    found = classifier.transform(images)
+    assert found.dtype == np.float32
+    with torch.no_grad():
+        expected = classifier.model_.by_pieces(gather(images).pixels(8), classifier.model_.ready.embed)
+    assert np.array_equal(found, expected)
+    names = classifier.get_feature_names_out().tolist()
+    assert names[:2] == ["incrementalclassifier0", "incrementalclassifier1"]
+    assert len(names) == found.shape[1]
+    with pytest.raises(NotLearnedError):
+        quick().transform(images)
+
+
+def test_in_a_pipeline(digits: Any, trained: Path) -> None:
+    images, labels = digits.train(0, 1)
+    pipeline = make_pipeline(quick(), LogisticRegression(max_iter=1000)).fit(images, labels)
+    assert pipeline.score(images, labels) > 0.9
+    model = IncrementalClassifier.load(trained, device="cpu")
+    frozen = make_pipeline(FrozenEstimator(model), LogisticRegression(max_iter=1000)).fit(*digits.train(5, 6))
+    assert frozen.score(*digits.test(5, 6)) > 0.8
+    assert model.classes_.tolist() == [0, 1, 2], "it has not learned anything"
+    assert np.array_equal(quick().fit_transform(images, labels), quick().fit(images, labels).transform(images))
+
+
+def test_set_output(digits: Any) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    images, labels = digits.train(0, 1)
+    frame = quick().set_output(transform="pandas").fit(images, labels).transform(images)
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.columns[0] == "incrementalclassifier0"
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_images_get_a_label_of_their_own(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = digits.train(0, 1)
+    classifier = quick().fit(images, np.array(["nought", "one"])[labels])
+    usual = classifier.predict(images)
+    monkeypatch.setattr(Model, "refuse_without_typicality", lambda _: None)
+    monkeypatch.setattr(Model, "typicality", lambda _, pixels: pixels.mean(axis=(1, 2, 3)) / 255)
+    typical = images.mean(axis=(1, 2)) / 255
+    share = float(np.median(typical))
+    found = classifier.predict(images, unknown=share)
+    assert found.dtype == object
+    assert [label is None for label in found] == (typical < share).tolist()
+    assert (found[typical >= share] == usual[typical >= share]).all()
+    text = classifier.predict(images, unknown=share, unknown_label="none of these")
+    assert text.dtype.kind == "U"
+    assert (text == "none of these").tolist() == (typical < share).tolist()
+    assert (classifier.predict(images, unknown=0.0) == usual).all()
+    for wrong in (-0.1, 2, "5%", True):
+        with pytest.raises(SettingsError, match="a share from 0 to 1"):
+            classifier.predict(images, unknown=wrong)
+
+
+def test_unknown_needs_statistics_and_images_held_out(digits: Any) -> None:
+    images, labels = digits.train(0, 1)
+    with pytest.raises(ModelError, match="keeps no class statistics"):
+        quick(method="lwf").fit(images, labels).predict(images, unknown=0.05)
+    with pytest.raises(ModelError, match="No images were held out"):
+        quick().fit(images, labels).predict(images, unknown=0.05)
+    classifier = quick(held_out=0.25).fit(images, labels)
+    assert [each.images for each in classifier.model_.card.classes] == [18, 18]
+    assert classifier.predict(images, unknown=0.5, unknown_label=-1).tolist().count(-1) > 0
+
+
+def test_images_held_out_are_not_learned_from(digits: Any, tmp_path: Path, same: Any) -> None:
+    images, labels = digits.train(0, 1)
+    for share, learned in ((None, [22, 22]), (0.0, [24, 24]), (0.5, [12, 12])):
+        classifier = quick(held_out=share).fit(images, labels)
+        assert [each.images for each in classifier.model_.card.classes] == learned
+        kept = quick(held_out=share).partial_fit(images, labels, folder=tmp_path / str(share))
+        assert same(kept.model_, classifier.model_)
+    with pytest.raises(SettingsError, match=r"between 0 and 0\.5"):
+        quick(held_out=0.9).fit(images, labels)
+
+
+@pytest.mark.parametrize("method", ["efc", "fecam"])
+def test_weights_beside_images_held_out(method: str, digits: Any) -> None:
+    """Weights belong to images, whichever of them are learned from."""
+    images, labels = digits.train(0, 1)
+    weights = 1 + np.arange(48) % 3
+    classifier = quick(method=method, held_out=0.25).fit(images, labels, weights)
+    plain = quick(method=method, held_out=0.25).fit(images, labels)
+    assert classifier.model_.card.visits[0].images == plain.model_.card.visits[0].images == 36
+    assert not torch.equal(classifier.model_.ready.memory.means, plain.model_.ready.memory.means)
+
+
+def test_probabilities_are_those_of_the_model(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = digits.train(0, 1)
+    classifier = quick().fit(images, labels)
+    monkeypatch.setattr(Model, "probabilities", lambda _, pixels: np.tile([0.25, 0.75], (len(pixels), 1)))
+    assert np.array_equal(classifier.predict_proba(images), np.tile([0.25, 0.75], (48, 1)))

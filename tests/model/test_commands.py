@@ -178,9 +178,12 @@ def test_files_that_are_no_images_are_counted(
     named: Path, folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     shutil.copytree(folders / "second" / "digit-2", tmp_path / "mixed" / "deeper")
-    for name in ("a.HEIC", "deeper/b.heic", "photo", ".hidden", "Thumbs.db"):
+    for name in ("a.NEF", "deeper/b.nef", "photo", ".hidden", "Thumbs.db"):
         (tmp_path / "mixed" / name).touch()
-    line = "efcil: 3 files ignored: .heic, no suffix; convert images to JPEG or PNG\n"
+    line = (
+        "efcil: 3 files ignored: 2 .nef (raw photographs: convert to JPEG), "
+        "1 without suffix (if they are images, convert to JPEG or PNG)\n"
+    )
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{tmp_path}/mixed\n"))
     for given in (f"{tmp_path}/mixed", f"{tmp_path}/mix*", "-"):
         capsys.readouterr()

@@ -405,7 +405,7 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
 
 def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, capsys: Any) -> None:
     data = Path(shutil.copytree(folders / "second", tmp_path / "data"))
-    for name in ("a.HEIC", "b.heic", "deeper/c.heic", "notes.txt", ".DS_Store", "Thumbs.db", ".hidden/d.heic"):
+    for name in ("a.CR2", "b.cr2", "deeper/c.cr2", "notes.txt", ".DS_Store", "Thumbs.db", ".hidden/d.heic"):
         (data / "digit-2" / name).parent.mkdir(exist_ok=True)
         (data / "digit-2" / name).touch()
     shutil.copy(next(data.rglob("*.png")), data / "stray.png")
@@ -415,7 +415,7 @@ def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, cap
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "classes: digit-2 (24)",
-        "4 files ignored: .heic, .txt; convert images to JPEG or PNG",
+        "4 files ignored: 3 .cr2 (raw photographs: convert to JPEG), 1 .txt (not images)",
         "1 image outside the class folders ignored; put images into the folder of their class",
     ]
     assert lines[-1].endswith("learned digit-2 from 24 images; it knows 1 class now.")

@@ -214,3 +214,34 @@ def test_a_note_that_cannot_be_read_is_no_note(folder: Path, content: str) -> No
     assert note.place(folder).stat().st_mode & 0o077 == 0
     note.place(folder).write_text(content)
     assert note.read(folder) is None
+
+
+def test_classes_are_renamed_merged_and_forgotten(client: Any, folder: Path, digits: Digits) -> None:
+    def change(path: str, **body: Any) -> Any:
+        return client.post(f"/api/classes/{path}", json=body)
+
+    renamed = change("rename", name="one", to="  uno ")
+    assert [each["name"] for each in renamed.json()["classes"]] == ["zero", "uno"]
+    assert {each["name"] for each in ask(client, digits.test("one")[0])["predictions"][0]["classes"]} == {"zero", "uno"}
+    for path, body in (
+        ("rename", {"name": "one", "to": "two"}),
+        ("rename", {"name": "uno", "to": "Zero"}),
+        ("forget", {"names": ["zero", "uno"]}),
+        ("merge", {"names": ["zero"], "into": "zero"}),
+    ):
+        answer = change(path, **body)
+        assert answer.status_code == 409, answer.text
+        assert answer.json()["error"]
+    for body in (
+        {},
+        {"name": "uno"},
+        {"name": 3, "to": "x"},
+        {"name": "uno", "to": "x", "more": 1},
+        {"name": "uno", "to": "\n"},
+    ):
+        assert change("rename", **body).status_code == 400
+    assert client.post("/api/classes/forget", content=b"[" * 100_000).status_code in (400, 413)
+    forgotten = change("forget", names=["zero"])
+    assert [each["name"] for each in forgotten.json()["classes"]] == ["uno"]
+    assert Model.load(folder, "cpu").card.labels == ["uno"]
+    assert forgotten.json()["version"] == client.get("/api/model").json()["version"] != renamed.json()["version"]

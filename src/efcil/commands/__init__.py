@@ -6,6 +6,40 @@ Adding a command is one module and its name in COMMANDS. Modules import torch an
 
 from __future__ import annotations
 
-from efcil.commands import audit, check, data, evaluate, export, inspect, learn, methods, predict, report, run, serve
+from efcil.commands import (
+    audit,
+    card,
+    check,
+    data,
+    evaluate,
+    export,
+    forget,
+    inspect,
+    learn,
+    merge,
+    methods,
+    predict,
+    rename,
+    report,
+    run,
+    serve,
+)
 
-COMMANDS = (run, report, learn, predict, evaluate, serve, inspect, export, audit, methods, check, data)
+COMMANDS = (
+    run,
+    report,
+    learn,
+    predict,
+    evaluate,
+    serve,
+    inspect,
+    rename,
+    forget,
+    merge,
+    card,
+    export,
+    audit,
+    methods,
+    check,
+    data,
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil import output
-from efcil.commands.parser import add_debug, add_format
+from efcil.commands.parser import add_debug, add_format, counted
 from efcil.errors import printable, some
 
 FORMATS = ("text", "json")
@@ -63,6 +63,7 @@ def describe(found: Any) -> str:
         each = "" if row.per_class is None else f" ({row.per_class:,.0f} per class)"
         lines.append(f"   {row.title:<26} {row.tensors:>4} tensors {row.numbers:>12,} numbers{each}  {row.use}")
     lines.append(f"   for comparison: an image as the model sees it has {found.numbers_of_an_image:,} numbers")
+    lines += [f"   {_forgotten(found)}"] if found.forgotten else []
     lines += [f"   UNEXPLAINED: {printable(what)}" for what in (*found.unaccounted, *found.misfits)]
     lines += [f"   {printable(line)}" for line in beside(found.extras)]
     lines.append(f"2. Stored images: {found.images} training images compared with every stored row that could be one")
@@ -85,6 +86,19 @@ def describe(found: Any) -> str:
         lines.append(f"   not measured: {found.no_membership}")
     lines.append(printable(found.verdict))
     return "\n".join(lines)
+
+
+def _forgotten(found: Any) -> str:
+    """Return whether rows of forgotten classes are left."""
+    count, left = found.forgotten, found.coverage.of_classes
+    text = f"{counted(count, 'class')} forgotten or merged into others: "
+    wrong = [f"{row.title} ({row.rows} rows, {row.needed} needed)" for row in found.rows if row.rows != row.needed]
+    if wrong:
+        return text + f"ROWS ARE LEFT in {', '.join(wrong)}"
+    return text + (
+        f"no row of {'it' if count == 1 else 'them'} is left; {', '.join(row.title for row in found.rows)} have rows "
+        f"for the {counted(left, 'class')} that the model knows, and no more"
+    )
 
 
 def beside(extras: Any) -> list[str]:

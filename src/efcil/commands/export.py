@@ -35,13 +35,13 @@ def execute(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.model.expanduser()
     model = Model.load(folder, device="cpu")
     file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
-    _refuse_own(folder, file)
+    refuse_own(folder, file)
     difference = export(model, arguments.to, file)
     print(f"{printable(file)}: {len(model.card.classes)} classes, at most {difference:.1e} from the original.")
     return 0
 
 
-def _refuse_own(folder: Path, file: Path) -> None:
+def refuse_own(folder: Path, file: Path) -> None:
     """Refuse to overwrite a file of the model itself."""
     from efcil.engine import checkpoint
     from efcil.model import ModelError

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_format
+from efcil.commands.parser import add_debug, add_format, counted
 from efcil.errors import printable
 from efcil.output import to_json
 
@@ -65,6 +65,39 @@ def _ways(card: Any) -> list[str]:
     return ["", "computed in more than one way", *(f"  visit {' '.join(n)}: {words}" for words, n in visits.items())]
 
 
+def _measured(card: Any) -> list[str]:
+    """Return what every visit has measured on images that were not learned from, and what follows for predictions."""
+    from efcil.model import measured
+    from efcil.model.measuring import rate
+
+    found = [(number, visit.measured) for number, visit in enumerate(card.visits, start=1) if visit.measured]
+    if not found:
+        return []
+    lines = ["", "accuracy of every visit, on images that were not learned from by then"]
+    for number, each in found:
+        how = {measured.HELD_OUT: "held out", measured.FOLDS: "each left out once", measured.BEFORE: "before learning"}
+        lines.append(f"  visit {number}: {rate(each.right, each.images)} among {each.among} classes, {how[each.way]}")
+    parts = [each for _, each in found]
+    temperature = measured.temperature(parts, card.settings.classifier, len(card.classes))
+    lines.append(f"  temperature of the probabilities: {temperature:.4g}")
+    spread = measured.closeness(parts)
+    if spread is not None:
+        lines.append(f"  held-out images that `predict --unknown` compares with: {spread.images}")
+    return lines
+
+
+def _later(visit: Any) -> list[str]:
+    """Return what a visit has done with classes that were known."""
+    known, day, images = counted(visit.classes, "class"), _day(visit.date), counted(visit.images, "image")
+    words = {
+        "more": f"more of {known} on {day}: {images}",
+        "rename": f"{known} renamed on {day}",
+        "forget": f"{known} of {images} forgotten on {day}",
+        "merge": f"{known} of {images} merged into one on {day}",
+    }
+    return [f"  {words[visit.kind]}"] if visit.kind in words else []
+
+
 def describe(card: Any, stored: list[Any], others: Any) -> str:
     """Return card and inventory as text."""
     size, count = card.image_size, len(card.classes)
@@ -80,10 +113,10 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
     for each, label in zip(card.classes, labels, strict=True):
         learned = _day(each.learned)
         images = f"  {each.images:>6,} images" if each.images else ""
+        images += f"  {each.right} of {each.measured} right" if each.measured else ""
         lines.append(f"  {label:<{width}}  task {each.task + 1:<3} learned {learned}{images}")
-    more = [visit for visit in card.visits if visit.kind == "more"]
-    for visit in more:
-        lines.append(f"  more of {visit.classes} classes on {_day(visit.date)}: {visit.images} images")
+    lines += [line for visit in card.visits for line in _later(visit)]
+    lines += _measured(card)
     lines += _ways(card)
     lines += ["", "stored"]
     for row in stored:

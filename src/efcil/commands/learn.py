@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, counted
 from efcil.errors import printable, some
 from efcil.settings import TrainingSettings, options
 
@@ -43,6 +43,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--discard", action="store_true", help="discard an interrupted task")
     parser.add_argument("--preset", metavar="DATASET", help="use the recipes of this dataset (default: folder)")
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        metavar="SHARE",
+        help="share of every class's images that is not learned from but measures the result, 0 for none (default: 0.1 "
+        "where the network is trained; otherwise every image measures and is learned from)",
+    )
     known = options(TrainingSettings)
     for name in SETTINGS:
         # One model is learned here, not a grid.
@@ -59,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Learn the folder, and save the model."""
     from efcil.model.images import gather_labelled
+    from efcil.model.measuring import in_words
     from efcil.model.teaching import teach
 
     folder: Path = arguments.model.expanduser()
@@ -72,15 +80,17 @@ def execute(arguments: argparse.Namespace) -> int:
         device=getattr(arguments, "device", "auto"),
         more=arguments.more,
         discard=arguments.discard,
+        held_out=arguments.held_out,
         checkpoint_steps=arguments.checkpoint_steps,
         quiet=arguments.quiet,
-        remarks=_contents(arguments.data.expanduser(), labels),
+        remarks=[*_contents(arguments.data.expanduser(), labels), *_advice(folder, labels, arguments.more)],
     )
     if not arguments.quiet:
         names = some(list(dict.fromkeys(map(str, labels))), 20)
-        images, classes = _number(len(labels), "image"), _number(len(model.card.classes), "class")
+        images, classes = counted(model.card.visits[-1].images, "image"), counted(len(model.card.classes), "class")
         more = "more of " if arguments.more else ""
         print(printable(f"{folder}: learned {more}{names} from {images}; it knows {classes} now."))
+        print("\n".join(map(printable, in_words(model.card))))
     return 0
 
 
@@ -96,11 +106,16 @@ def _contents(folder: Path, labels: Sequence[Hashable]) -> Iterator[str]:
     if others:
         yield printable(ignored_line(others))
     if beside:
-        yield f"{_number(beside, 'image')} outside the class folders ignored; put images into the folder of their class"
+        yield f"{counted(beside, 'image')} outside the class folders ignored; put images into the folder of their class"
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("s") else "s")
+def _advice(folder: Path, labels: Sequence[Hashable], more: bool) -> Iterator[str]:
+    """Yield what to know before these classes are learned."""
+    from efcil.model.folder import exists
+    from efcil.model.images import advice
+
+    if not more:
+        yield from map(printable, advice(labels, first=not exists(folder)))
 
 
 def _wanted(arguments: argparse.Namespace, start: TrainingSettings) -> TrainingSettings:

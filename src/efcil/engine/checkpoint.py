@@ -157,6 +157,11 @@ def describe(folder: Path, stem: str = "state") -> Description:
     return found
 
 
+def described_file(folder: Path, stem: str = "state") -> Path:
+    """Return where the tensors of a checkpoint belong, whether they are there or not."""
+    return _read_description(folder, stem).file
+
+
 def _read_description(folder: Path, stem: str) -> Description:
     file = folder / f"{stem}.json"
     try:

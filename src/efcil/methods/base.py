@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -13,8 +14,8 @@ from efcil import seeds
 from efcil.core import transport
 from efcil.core.classifiers import ClassStatistics
 from efcil.data.store import TaskImages
-from efcil.errors import SettingsError
-from efcil.methods.kept import Keeping
+from efcil.errors import SettingsError, some
+from efcil.methods.kept import Keeping, rows_of, weighted
 from efcil.methods.memory import ClassMemory, renamed
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe
@@ -243,6 +244,77 @@ class Method(Keeping):
         """
         self.memory.carry(transport.ridge_map(*self.before_and_after(data), ridge), residual)
 
+    # -- classes that go ---------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forget_classes(self, classes: Collection[int]) -> None:
+        """Remove every row of these classes: of the heads, of the memory, and of all else that has rows per class.
+
+        What belongs to all classes together stays. A task all of whose classes are gone has a head without rows.
+        """
+        seen = sum(self.network.head_sizes)
+        kept = [each for each in range(seen) if each not in set(classes)]
+        self._refuse_undeclared()
+        for module in self.modules():
+            if isinstance(module, Keeping):
+                module.keep_rows(kept, seen)
+        start = 0
+        for index, head in enumerate(self.network.heads):
+            own = [each - start for each in kept if start <= each < start + len(head)]
+            self.network.heads[index] = nn.Parameter(rows_of(head, own), requires_grad=head.requires_grad)
+            start += len(head)
+        self.classes_changed()
+        self.restored()
+
+    @torch.no_grad()
+    def merge_classes(self, classes: Sequence[int], images: Sequence[int]) -> None:
+        """Make several classes one, at the place of the first of them; `images` are the numbers of images of all.
+
+        The memory becomes what it would be if they had been one class. Rows of heads, and others that were trained or
+        solved, are averaged, weighted by images.
+        """
+        classes, seen = sorted(classes), sum(self.network.head_sizes)
+        self._refuse_undeclared()
+        weights = torch.tensor([float(images[each]) for each in classes], dtype=torch.float64)
+        weights /= weights.sum()
+        heads = self.network.head_weight().detach().clone()
+        heads[classes[0]] = weighted(heads[classes], weights)
+        self.replace_heads(heads)
+        for module in self.modules():
+            if isinstance(module, ClassMemory):
+                module.merge(classes, images)
+            elif isinstance(module, Keeping):
+                module.average_rows(classes, weights, seen)
+        self.forget_classes(classes[1:])
+
+    def _refuse_undeclared(self) -> None:
+        """Refuse where something is stored of which nobody can say whether it has rows for every class."""
+        known = self.purposes().values()
+        others = [
+            name
+            for name in self.stored()
+            if not any(each.per_class >= 0 and re.fullmatch(each.pattern, name) for each in known)
+        ]
+        if others:
+            raise SettingsError(
+                f"Method {self.name!r} stores {some(others)} and does not say whether a class has rows there. Register "
+                "it with self.keep(..., why=..., per_class=...): the number of rows of each class, 0 for none."
+            )
+
+    def classes_changed(self) -> None:
+        """Compute anew what is solved from the memory, and saved. Called after classes were forgotten or merged."""
+
+    def belongs_to_all(self) -> list[str]:
+        """Return the titles of what is stored about all classes together, of which no part can be removed."""
+        stored = self.stored()
+        return list(
+            dict.fromkeys(
+                each.title
+                for each in self.purposes().values()
+                if each.per_class == 0 and any(re.fullmatch(each.pattern, name) for name in stored)
+            )
+        )
+
     # -- inference and state -----------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -301,5 +373,5 @@ class Method(Keeping):
 
 
 def trainable(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Return the parameters that require gradients."""
-    return [parameter for parameter in parameters if parameter.requires_grad]
+    """Return the parameters that require gradients; not the heads of tasks all of whose classes were forgotten."""
+    return [parameter for parameter in parameters if parameter.requires_grad and parameter.numel()]

@@ -78,12 +78,16 @@ class DualProjection(LearningWithoutForgetting):
         if task.index > 0:
             self._carry(data)
         features, labels = gaussians.collect(self.network.features, data.seen(self.settings.views))
+        self.memory.add(features, labels, range(task.first_class, task.seen))
+        self.classes_changed()
+        super().end_task(task, data)
+
+    def classes_changed(self) -> None:
+        """Rebuild the classifier from the moments of all classes."""
         memory = self.memory
-        memory.add(features, labels, range(task.first_class, task.seen))
         gram = torch.einsum("c,cij->ij", memory.counts.double(), memory.moments.double())
         # Sums of a class's features are its mean times its count, and a factor per class makes no difference here.
         self.classifier = ridge_weight(gram, memory.means.double(), self.settings.ridge).to(memory.means)
-        super().end_task(task, data)
 
     def _carry(self, data: TaskImages) -> None:
         before, after = self.before_and_after(data)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from efcil.core import gaussians, prototypes
 from efcil.core.classifiers import ClassStatistics
-from efcil.core.covariance import IN_SHORT, join, shorten, spell_out, task_average
+from efcil.core.covariance import IN_SHORT, join, ranks, shorten, spell_out, task_average
 from efcil.core.transport import AffineMap
-from efcil.methods.kept import Keeping
+from efcil.methods.kept import Keeping, rows_of, weighted
 
 #: One covariance of all images about the means of their classes, with its degrees of freedom.
 POOLED = "pooled"
@@ -95,6 +95,8 @@ class ClassMemory(Keeping):
         title, why = "class covariances", "spread of a class's features, to draw features that resemble it"
         if self.form is None:
             return
+        if self.form in SHARED:
+            title = "shared covariances"
         if self.form == MOMENTS:
             title, why = "class second moments", "sums of products of a class's features, to solve for a classifier"
             name, empty = "moments", torch.zeros(0, size, size)
@@ -104,7 +106,8 @@ class ClassMemory(Keeping):
             self.register_buffer("covariances", torch.zeros(0, size, size), persistent=False)
         else:
             name, empty = "covariances", torch.zeros(0, size, size)
-        self.keep(name, empty, why=why, title=title, recovery=_AVERAGE + _SPAN)
+        own = 0 if self.form in SHARED else 1
+        self.keep(name, empty, why=why, title=title, recovery=_AVERAGE + _SPAN, per_class=own)
         if self.form == POOLED:
             self.keep(
                 "freedom",
@@ -248,6 +251,87 @@ class ClassMemory(Keeping):
         for row, number in enumerate(known):
             before = (self.means[number], self.covariances[number], images[number])
             self.replace(number, *gaussians.blend(before, (means[row], covariances[row], int(fresh[number]))))
+
+    # -- classes that go -----------------------------------------------------------------------------------------
+
+    def keep_rows(self, kept: Sequence[int], seen: int) -> None:
+        """Keep only the classes `kept`, and the covariances that one of them uses."""
+        self.means = rows_of(self.means, kept)
+        if self.has_counts:
+            self.counts = rows_of(self.counts, kept)
+        used = list(kept)
+        if self.has_table:
+            of = rows_of(self.covariance_of, kept).tolist()
+            used = list(dict.fromkeys(of))  # in the order of the classes: one covariance each stays one each
+            self.covariance_of = torch.tensor([used.index(each) for each in of], device=self.means.device)
+        if self.form == MOMENTS:
+            self.moments = rows_of(self.moments, used)
+        elif self.form in IN_SHORT:
+            self.compact = rows_of(self.compact, used)
+            if self.form == "low-rank":  # columns that only a class which is gone had
+                self.compact = self.compact[:, :, : int(ranks(self.compact).max())].clone()
+            self.restored()
+        elif self.form is not None:
+            self.covariances = rows_of(self.covariances, used)
+
+    def merge(self, classes: Sequence[int], images: Sequence[int]) -> None:
+        """Let the first of several classes stand for all of them: as if measured on all of their images together.
+
+        The others stay, to be removed with `keep_rows`. `images` are the numbers of images of all classes. A
+        covariance that classes share is not theirs alone: the class gets one of its own where the form allows it, else
+        its share of the common one. A pooled one becomes what it would be if they had always been one class.
+        """
+        first, seen = classes[0], len(self.means)
+        if self.form is None or self.form == MOMENTS:
+            weights = torch.tensor([float(images[each]) for each in classes], dtype=torch.float64)
+            weights /= weights.sum()
+            self.means[first] = weighted(self.means[list(classes)], weights)
+            if self.form == MOMENTS:
+                self.moments[first] = weighted(self.moments[list(classes)], weights)
+        elif self.form == POOLED:
+            self._pool_merged(classes, images)
+        else:
+            covariances, of = self.statistics().spread()
+            joined = (self.means[first], covariances[of[first]], images[first])
+            for each in classes[1:]:
+                both = gaussians.blend(joined, (self.means[each], covariances[of[each]], images[each]))
+                joined = (*both, joined[2] + images[each])
+            self.means[first] = joined[0]
+            self._set_covariance(first, joined[1], seen - len(classes) + 1)
+        if self.has_counts:
+            self.counts[first] = self.counts[list(classes)].sum()
+
+    def _pool_merged(self, classes: Sequence[int], images: Sequence[int]) -> None:
+        """Add to the pooled scatter that of the means of merged classes; fewer classes have fewer means to estimate."""
+        weights = torch.tensor([float(images[each]) for each in classes], dtype=torch.float64, device=self.means.device)
+        means = self.means[list(classes)].double()
+        mean = (weights[:, None] * means).sum(dim=0) / weights.sum()
+        scatter = int(self.freedom) * self.covariances[0].double()
+        scatter += (weights[:, None] * (means - mean)).T @ (means - mean)
+        self.means[classes[0]] = mean.to(self.means)
+        self.freedom = self.freedom + len(classes) - 1
+        self.covariances = (scatter / max(int(self.freedom), 1)).to(self.covariances)[None]
+
+    def _set_covariance(self, number: int, covariance: Tensor, left: int) -> None:
+        """Set the covariance of one class, in the form they are kept in; `left` classes will be left."""
+        if self.form == "task":
+            self.covariance_of[number] = len(self.covariances)
+            self.covariances = torch.cat([self.covariances, covariance[None]])
+        elif self.form in SHARED:
+            self.covariances = torch.lerp(self.covariances, covariance[None], 1 / left)
+        elif self.form in IN_SHORT:
+            new = shorten(covariance[None], str(self.form), self.share)
+            self.compact = join(join(self.compact[:number], new), self.compact[number + 1 :])
+            self.restored()
+        else:
+            self.covariances[number] = covariance
+
+    def unused(self) -> int:
+        """Return how many covariances are stored that no class uses."""
+        if self.form is None or self.form == MOMENTS:
+            return 0
+        stored, of = self.statistics().spread()
+        return len(set(range(len(stored))) - set(of.tolist()))
 
     def restored(self) -> None:
         """Compute what is not saved from what is saved. Called after a state was loaded."""

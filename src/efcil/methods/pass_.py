@@ -92,6 +92,7 @@ class PrototypeAugmentation(Method):
             title="rotation heads",
             recovery="Sums of gradients over all images and epochs. No image is stored in them; like the weights of "
             "every network they show which features a rotated class has.",
+            per_class=QUARTER_TURNS,
         )
 
     @classmethod

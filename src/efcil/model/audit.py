@@ -39,9 +39,15 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found. It fails if something stored is unexplained or matches an image."""
+    """What an audit found. It fails if something stored is unexplained or matches an image.
+
+    `forgotten` is how many classes were forgotten or became part of another one; with `rows`, which says for everything
+    that has rows per class how many there are, it shows that none of theirs is left.
+    """
 
     stored: list[contents.Stored]
+    rows: list[contents.ClassRows]
+    forgotten: int
     numbers_of_an_image: int
     unaccounted: list[str]
     misfits: list[str]
@@ -111,13 +117,14 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
     _refuse_copies(training, paths, others, other_paths)
     missing = purposes.unaccounted(tensors, contents.purposes_of(card))
     misfits = [reason for name, reason in contents.misfits(card, tensors).items() if name not in missing]
+    misfits = misfits or contents.false_rows(card, tensors)
     members: list[Membership] = []
     reason: str | None = "there are no held-out images of its classes; give some with --held-out"
     try:
         if not misfits:
             method = model_folder.skeleton(card)
             model_folder.restore(card, method, tensors)
-            misfits = contents.false_covariances(method)
+            misfits = [*contents.spare_covariances(method), *contents.false_covariances(method)]
         if misfits:
             raise ModelError(misfits[0])
         members = membership(Model(card, method, device="cpu"), (training, labels), (others, other_labels))
@@ -126,6 +133,8 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
         misfits = misfits or [str(error)] * (not missing)
     return Audit(
         stored=contents.inventory(card, tensors),
+        rows=contents.class_rows(card, tensors),
+        forgotten=card.forgotten,
         numbers_of_an_image=3 * card.image_size**2,
         unaccounted=missing,
         misfits=misfits,

@@ -16,14 +16,23 @@ from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.methods.base import Method
 from efcil.model.card import ModelError, Visit, made_with, now
 from efcil.model.in_memory import Model
+from efcil.model.measuring import measure_before
 
 
 @torch.no_grad()
-def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], stop: StopRequest | None = None) -> None:
+def learn_more(
+    model: Model,
+    pixels: np.ndarray,
+    labels: Sequence[Hashable],
+    stop: StopRequest | None = None,
+    measure: bool = True,
+    repeats: np.ndarray | None = None,
+) -> None:
     """Blend the new images into their classes' Gaussians, then fit heads, if they decide, to those of all classes.
 
     The backbone does not change: nothing drifts, so no other class can be forgotten through it. A request to stop takes
-    effect after any batch or epoch, and leaves the model unchanged.
+    effect after any batch or epoch, and leaves the model unchanged. With `measure`, the images are classified before
+    they are learned from.
     """
     card, method = model.card, model.twin()
     continues, way = checkpoint.digest(model.tensors()), made_with(model.execution, deterministic=False)
@@ -36,7 +45,8 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], sto
         )
     place = {label: number for number, label in enumerate(card.labels)}
     numbers = np.array([place[label] for label in labels], np.int64)
-    data = model.task_images(pixels, numbers, f"more{len(card.visits)}")
+    measured = measure_before(model, pixels, numbers) if measure else None
+    data = model.task_images(pixels, numbers, f"more{len(card.visits)}", repeats=repeats)
 
     def features_of(images: torch.Tensor) -> torch.Tensor:
         _stop_if_asked(stop)
@@ -45,7 +55,7 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], sto
     features, where = gaussians.collect(features_of, method.measured_views(data))
     method.memory.blend(features, where, [each.images for each in card.classes])
     if method.about.decides_by_heads:
-        _refit_heads(model, method, stop)
+        refit_heads(model, method, stop)
     method.restored()
     _stop_if_asked(stop)
     fresh = np.bincount(numbers, minlength=len(card.classes)).tolist()
@@ -54,14 +64,14 @@ def learn_more(model: Model, pixels: np.ndarray, labels: Sequence[Hashable], sto
     model.card = replace(
         card,
         classes=tuple(replace(each, images=each.images + n) for each, n in zip(card.classes, fresh, strict=True)),
-        visits=(*card.visits, Visit("more", sum(n > 0 for n in fresh), len(labels), date, (way,))),
+        visits=(*card.visits, Visit("more", sum(n > 0 for n in fresh), len(labels), date, (way,), measured)),
         continues=continues,
         experiment=None,
     )
 
 
-def _refit_heads(model: Model, method: Method, stop: StopRequest | None) -> None:
-    """Train all heads on samples of the classes' Gaussians."""
+def refit_heads(model: Model, method: Method, stop: StopRequest | None = None) -> None:
+    """Train all heads of a method of this model on samples of the classes' Gaussians."""
     # Equally many of each: the number of training images of a class does not say how frequent the class is in use.
     card, statistics = model.card, method.memory.statistics()
 

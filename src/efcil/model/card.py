@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import math
 import re
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from efcil.data.augment import AUGMENTATIONS, Normalisation
 from efcil.engine import hardware
 from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
+from efcil.model.measured import Measured, read_measured
 from efcil.network import backbones
 from efcil.resolution import Resolved
 from efcil.resolution.identity import recipe_as_implied
@@ -37,6 +39,8 @@ EXPERIMENT = (
 )  # fmt: skip
 #: What determines the bits of a result, as a visit records it.
 MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "threads", "method")
+#: What a visit may be. The last three change classes that are known, and learn from no image.
+KINDS = ("task", "more", "rename", "forget", "merge")
 LARGEST_IMAGE = 4096
 LONGEST_NAME = 80
 _LONGEST_FACT = 300
@@ -65,18 +69,26 @@ class LearnedClass:
     task: int
     images: int
     learned: str
+    #: How many images that were not learned from were tried when it was learned, and how many of them were right.
+    measured: int = 0
+    right: int = 0
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One call to learn: a task of new classes, or more images of known ones."""
+    """One change of a model: a task of new classes, more images of known ones, or classes renamed, forgotten or merged.
 
-    kind: str  # "task" or "more"
+    `classes` and `images` are those that it was about. The names of classes that are gone are not kept.
+    """
+
+    kind: str  # one of KINDS
     classes: int
     images: int
     date: str
     #: Versions, device, precision, threads it was computed with; more than one entry if it was resumed with others.
     made_with: tuple[Mapping[str, Any], ...] = ()
+    #: What images that were not learned from have shown; None where there were none.
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True)
@@ -122,12 +134,20 @@ class Card:
     @property
     def last_made_with(self) -> Mapping[str, Any]:
         """What the last visit was computed with, nothing where that is not known."""
-        return self.visits[-1].made_with[-1] if self.visits and self.visits[-1].made_with else {}
+        # Renaming computes nothing.
+        return next((visit.made_with[-1] for visit in reversed(self.visits) if visit.made_with), {})
 
     @property
     def task_sizes(self) -> list[int]:
-        """How many classes every task added."""
-        return [visit.classes for visit in self.visits if visit.kind == "task"]
+        """How many classes of every task the model still knows; 0 if all of its classes were forgotten."""
+        known = Counter(each.task for each in self.classes)
+        return [known[task] for task in range(sum(visit.kind == "task" for visit in self.visits))]
+
+    @property
+    def forgotten(self) -> int:
+        """How many classes were forgotten, or are part of another one now."""
+        gone = {"forget": 0, "merge": 1}  # merging leaves one
+        return sum(visit.classes - gone[visit.kind] for visit in self.visits if visit.kind in gone)
 
     def to_json(self) -> dict[str, Any]:
         """Return the card as plain values."""
@@ -277,18 +297,21 @@ def _read_class(value: Mapping[str, Any]) -> LearnedClass:
         task=whole(value["task"], 0, MOST_CLASSES),
         images=whole(value["images"], 1, 1 << 62),
         learned=_date(value["learned"]),
+        measured=(measured := whole(value.get("measured", 0), 0, 1 << 62)),
+        right=whole(value.get("right", 0), 0, measured),
     )
 
 
 def _read_visit(value: Mapping[str, Any]) -> Visit:
-    if value["kind"] not in ("task", "more"):
-        raise ValueError(f"a visit is a task or more images, not {value['kind']!r}")
+    if value["kind"] not in KINDS:
+        raise ValueError(f"a visit is one of {', '.join(KINDS)}, not {value['kind']!r}")
     return Visit(
         kind=value["kind"],
         classes=whole(value["classes"], 1, MOST_CLASSES),
         images=whole(value["images"], 1, 1 << 62),
         date=_date(value["date"]),
         made_with=tuple(_read_made_with(_mapping(each)) for each in _list(value.get("made_with", []))),
+        measured=read_measured(value.get("measured")),
     )
 
 
@@ -341,9 +364,12 @@ def _digest(value: Any) -> str | None:
 
 def check_consistency(card: Card) -> None:
     """Raise a ModelError if parts of a card contradict each other."""
-    fits = sum(card.task_sizes) == len(card.classes)
-    if not fits or [each.task for each in card.classes] != [t for t, n in enumerate(card.task_sizes) for _ in range(n)]:
+    added, left = [visit.classes for visit in card.visits if visit.kind == "task"], card.task_sizes
+    fits = sum(added) - card.forgotten == sum(left) == len(card.classes) and all(map(int.__le__, left, added))
+    if not fits or [each.task for each in card.classes] != [task for task, n in enumerate(left) for _ in range(n)]:
         raise ModelError("its classes and its tasks do not fit together")
+    if card.visits and not card.classes:
+        raise ModelError("it knows no class")
     if len(set(card.labels)) != len(card.labels):
         raise ModelError("it names a class twice")
     method = methods.get(card.settings.method)

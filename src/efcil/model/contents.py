@@ -21,8 +21,9 @@ from efcil import methods
 from efcil.engine import checkpoint
 from efcil.files import is_lock
 from efcil.methods.base import Method
+from efcil.methods.memory import ClassMemory
 from efcil.model import folder as model_folder
-from efcil.model import purposes
+from efcil.model import purposes, readme
 from efcil.model.card import FORMAT, Card, ModelError
 from efcil.settings import STAGES, Recipe, options
 
@@ -58,6 +59,15 @@ class Stored:
     per_class: float | None
 
 
+@dataclass(frozen=True)
+class ClassRows:
+    """Everything of one purpose that has rows for every class: how many rows there are, and how many classes need."""
+
+    title: str
+    rows: int
+    needed: int
+
+
 # -- files and fields ------------------------------------------------------------------------------------------------
 
 
@@ -65,6 +75,8 @@ def extras(folder: Path, card: Card) -> Extras:
     """Return what a model folder contains that is not part of the model, tensors excepted."""
     stem, tensors = model_folder.STEM, model_folder.tensor_file(folder)
     own, partial = {f"{stem}.json", tensors.name}, folder / model_folder.PARTIAL
+    if readme.is_readme(folder / readme.NAME, card):  # made from the card, byte for byte: it holds nothing else
+        own.add(readme.NAME)
     unfinished = checkpoint.exists(partial)
     if unfinished:
         own |= {f"{model_folder.PARTIAL}/{file.name}" for file in partial.iterdir() if checkpoint.owns(file.name)}
@@ -157,6 +169,34 @@ def inventory(card: Card, tensors: Mapping[str, Tensor]) -> list[Stored]:
             per_class = None if network.issuperset(names) else numbers / max(1, len(card.classes))
             rows.append(Stored(named.title, named.use, named.recovery, len(names), numbers, size, per_class))
     return rows
+
+
+def class_rows(card: Card, tensors: Mapping[str, Tensor]) -> list[ClassRows]:
+    """Return how many rows everything has that has rows for every class; what has none yet is left out."""
+    found = []
+    for purpose in purposes_of(card):
+        own = [tensor for name, tensor in tensors.items() if re.fullmatch(purpose.pattern, name) and tensor.dim()]
+        rows = sum(len(tensor) for tensor in own)
+        if purpose.per_class > 0 and rows:
+            found.append(ClassRows(purpose.title, rows, purpose.per_class * len(card.classes)))
+    return found
+
+
+def false_rows(card: Card, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return what has more or fewer rows than the classes need, as sentences without full stop."""
+    count = len(card.classes)
+    return [
+        f"{each.title}: there are {each.rows} rows, but {count} {'class needs' if count == 1 else 'classes need'} "
+        f"{each.needed}"
+        for each in class_rows(card, tensors)
+        if each.rows != each.needed
+    ]
+
+
+def spare_covariances(method: Method) -> list[str]:
+    """Return whether a loaded method has covariances that no class uses, likewise."""
+    spare = sum(module.unused() for module in method.modules() if isinstance(module, ClassMemory))
+    return [f"class covariances: no class uses {spare} of them"] if spare else []
 
 
 def purposes_of(card: Card) -> tuple[purposes.Purpose, ...]:

@@ -1,7 +1,8 @@
 """Models for other programs: ONNX, or a torch.export archive, with preprocessing and class names inside.
 
 An exported model takes uint8 images N x size x size x 3 (RGB) for any N and returns `scores` and `probabilities`, both
-N x classes. Its metadata, a JSON text called `efcil`, names the classes in the order of the scores.
+N x classes; probabilities are calibrated: the softmax of scores / temperature. Its metadata, a JSON text called
+`efcil`, names the classes in the order of the scores.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ class Exported(nn.Module):
         scale, shift = model.card.normalisation.constants(torch.device("cpu"))
         self.register_buffer("scale", scale[None, :, None, None])
         self.register_buffer("shift", shift[None, :, None, None])
+        self.temperature = model.temperature
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Score uint8 images N x size x size x 3."""
         pixels = images.permute(0, 3, 1, 2).to(torch.float32)
         scores = self._answer(pixels * self.scale + self.shift)
-        return scores, torch.softmax(scores, dim=1)
+        return scores, torch.softmax(scores / self.temperature, dim=1)
 
 
 def export(model: Model, kind: str, file: Path) -> float:
@@ -80,6 +82,7 @@ def describe(model: Model) -> str:
             "method": model.card.settings.method,
             "classes": [encode_label(label) for label in model.card.labels],
             "image_size": model.card.image_size,
+            "temperature": model.temperature,
             "input": "uint8, N x height x width x 3, RGB; resize the shorter side and crop the centre",
         }
     )
@@ -98,7 +101,7 @@ def _compare(model: Model, run: Runner, kind: str) -> float:
     for images in (noise, smooth, noise[:3]):
         expected, (scores, chances) = model.scores(images), run(images)
         largest = max(largest, float(np.abs(scores - expected).max() / max(1.0, np.abs(expected).max())))
-        largest = max(largest, float(np.abs(chances - probabilities(expected)).max()))
+        largest = max(largest, float(np.abs(chances - probabilities(expected, model.temperature)).max()))
         if largest > TOLERANCE or not np.array_equal(scores.argmax(axis=1), expected.argmax(axis=1)):
             raise ModelError(
                 f"The exported {kind} model differs from the original (scores by {largest:.1e}, at most "

@@ -24,7 +24,8 @@ from efcil.engine import checkpoint
 from efcil.engine.checkpoint import CheckpointError, Damaged
 from efcil.engine.lifecycle import Blueprint
 from efcil.engine.trainer import Execution
-from efcil.errors import EfcilError
+from efcil.errors import EfcilError, some
+from efcil.files import is_lock
 from efcil.methods.base import Method
 from efcil.methods.memory import renamed
 from efcil.model.card import Card, ModelError, read_card
@@ -170,18 +171,34 @@ def _describe(folder: Path) -> tuple[checkpoint.Description, Card]:
     if not exists(folder):
         if checkpoint.exists(folder / PARTIAL):
             raise ModelError(
-                f"{folder} has not finished its first task. Repeat the `efcil learn` command that started it."
+                f"{folder} has not finished its first task{_begun(folder)}, so it cannot be used yet. To resume it, "
+                "repeat the `efcil learn` command that started it."
             )
         if exists(folder / "model"):
             raise ModelError(f"{folder} is the folder of a run. Its model is {folder / 'model'}.")
         if checkpoint.exists(folder):
             raise ModelError(f"{folder} was written by an experiment of an earlier version of efcil; use that version.")
+        if is_lock(folder / ".lock"):
+            raise ModelError(
+                f"{folder} has not finished its first task, and has no checkpoint of it: it is learning just now, or "
+                "was stopped before the first one. Wait, or repeat the `efcil learn` command that started it."
+            )
         raise ModelError(f"{folder} is not a model folder: it has no {STEM}.json. `efcil learn` creates one.")
     try:
         described = checkpoint.describe(folder, STEM)
         return described, read_card(described.facts)
     except EfcilError as error:
         raise _refused(folder, error) from None
+
+
+def _begun(folder: Path) -> str:
+    """Return, in words, which classes an unfinished first task learns, and how far it is."""
+    try:
+        facts = checkpoint.facts_of(folder / PARTIAL)
+        names, epoch = [str(name) for name in facts["task"]["classes"]], int(facts["position"]["epoch"])
+    except (EfcilError, KeyError, TypeError, ValueError):
+        return ""  # resuming says what is wrong with it
+    return f" ({some(names)}; stopped in epoch {epoch + 1})"
 
 
 def _check_header(file: Path, card: Card, method: Method) -> None:

@@ -1,7 +1,8 @@
 """Images and labels in every supported form, as uint8 arrays of one size.
 
-Images may be one uint8 array (N x H x W x C, or N x H x W for grey), one uint8 tensor (N x C x H x W), a folder, a
-torch dataset, or a sequence of files, PIL images, arrays (H x W x C or H x W) and tensors (C x H x W).
+Images may be one uint8 array or tensor (N x H x W x C, N x C x H x W, or N x H x W for grey), a folder, a dataset, a
+DataLoader, an iterator of (image, label) pairs, or a sequence of files, PIL images, arrays and tensors. pairs.py reads
+datasets and iterators.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import math
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset
 
 from efcil.data.decode import (
     LARGEST_USUAL_SIDE,
@@ -30,16 +30,37 @@ from efcil.data.decode import (
     short_side,
     usual_side,
 )
-from efcil.data.sources.listing import files_below, images_below, images_of_class, is_image, visible_folders
+from efcil.data.sources.listing import (
+    files_below,
+    images_below,
+    images_of_class,
+    is_image,
+    visible_folders,
+    wrong_level,
+)
 from efcil.errors import DataError, some
+from efcil.model import pairs
 
 _HELD_OUT_NAMES = ("test", "val")
 #: Files that file managers create, in lower case; hidden files are skipped anyway.
 _LEFT_BEHIND = ("thumbs.db", "desktop.ini")
-
-
-class InputError(DataError, ValueError):
-    """Images or labels that cannot be learned from; a ValueError too, as scikit-learn's callers expect."""
+InputError = pairs.InputError
+#: Images that a class should have at least.
+FEWEST_IMAGES = 5
+#: What to do about files that are ignored, by their suffixes.
+_BY_TYPE = (
+    (".heic .heif .hif", "to read them: pip install 'efcil[heic]'"),
+    (".raw .cr2 .cr3 .crw .nef .nrw .arw .dng .orf .rw2 .raf .srw .pef", "raw photographs: convert to JPEG"),
+    (".svg .svgz .eps .ai .cdr", "drawings: export as PNG"),
+    (".avif .jxl .jp2 .psd .xcf .ico .tga .exr .hdr .dds .jfif", "convert to JPEG or PNG"),
+    (".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv .3gp", "videos: save single frames as JPEG"),
+    (
+        ".pdf .txt .csv .tsv .json .jsonl .xml .yaml .yml .md .html .doc .docx .odt .xls .xlsx .ppt .pptx .py .ipynb "
+        ".zip .tar .gz .7z .rar .mp3 .wav .npy .npz .pt .pth .safetensors .db .log .ini .aae .xmp",
+        "not images",
+    ),
+)
+_OTHERWISE = "if they are images, convert to JPEG or PNG"
 
 
 def model_fit(size: int) -> Fit:
@@ -55,6 +76,10 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def chosen(self, rows: Sequence[int]) -> Pictures:
+        """Return those of the images that `rows` numbers, in that order."""
+        return Pictures(self.items[rows] if isinstance(self.items, np.ndarray) else _Chosen(self.items, rows))
 
     def natural_size(self) -> int:
         """Return the side to resize the images to if none is asked for.
@@ -85,30 +110,43 @@ class Pictures:
         return result
 
 
+class _Chosen(Sequence[Any]):
+    """Some items of a sequence, which may read each only when it is needed."""
+
+    def __init__(self, items: Sequence[Any], rows: Sequence[int]) -> None:
+        self._items, self._rows = items, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._items[int(self._rows[index])]
+
+
 def gather(images: Any) -> Pictures:
     """Return images without their labels; a folder gives all images below it."""
+    if isinstance(images, Pictures):
+        return images
     if isinstance(images, str | os.PathLike):
         path = Path(images).expanduser()
         if not path.exists():
             raise InputError(f"{path} does not exist. Give a folder of images, or an image.")
         return Pictures(_some(images_below(path) if path.is_dir() else [path], f"{path} holds no image."))
-    if isinstance(images, Dataset):
-        return Pictures(_some([item[0] if isinstance(item, tuple | list) else item for item in _list_of(images)]))
+    if pairs.are_pairs(images):
+        return Pictures(_some(pairs.images_of(images)))
     return Pictures(_some(_array_or_list(images)))
 
 
 def gather_labelled(images: Any, labels: Any = None) -> tuple[Pictures, list[Hashable]]:
-    """Return images and their labels; folders (by their class folders) and datasets have labels of their own."""
+    """Return images and their labels; folders (by their class folders), datasets and pairs have labels of their own."""
     if isinstance(images, str | os.PathLike):
         _refuse_labels(labels, "a folder's class folders name its labels")
         paths, names = class_folders(Path(images).expanduser())
         return Pictures(paths), list(names)
-    if isinstance(images, Dataset):
-        _refuse_labels(labels, "the dataset has its own")
-        pairs = _list_of(images)
-        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-            raise InputError("The dataset must give (image, label) pairs, but some of its items are not pairs.")
-        return Pictures(_some([pair[0] for pair in pairs])), plain_labels([pair[1] for pair in pairs])
+    if pairs.have_labels(images) or (labels is None and pairs.are_pairs(images)):
+        _refuse_labels(labels, f"the {pairs.kind_of(images)} has its own")
+        items, own = pairs.split(images)
+        return Pictures(_some(items)), plain_labels(own)
     if labels is None:
         raise InputError("These images have no labels, and the classifier requires y to be passed: give labels.")
     found, plain = Pictures(_some(_array_or_list(images))), plain_labels(labels)
@@ -129,15 +167,16 @@ def class_folders(folder: Path, held_out: bool = False) -> tuple[list[Path], lis
     root = _class_roots(folder)[held_out]
     if root is None:
         return [], []
-    paths: list[Path] = []
-    labels: list[str] = []
-    for child in visible_folders(root):
-        found = images_of_class(child)
-        paths += found
-        labels += [folder_label(child.name)] * len(found)
-    if not paths:
-        raise InputError(f"{root} has no sub-folder with images. Put the images of each class into a sub-folder.")
-    return paths, labels
+    found = {child: images_of_class(child) for child in visible_folders(root)}
+    if wrong := wrong_level(root, found):
+        raise InputError(wrong)
+    if not found:
+        raise InputError(
+            f"{root} has no sub-folder with images. Put the images of each class into a sub-folder that has the name "
+            f"of the class: {root / 'cat' / '1.jpg'}, {root / 'dog' / '2.jpg'}."
+        )
+    labels = [folder_label(child.name) for child, images in found.items() for _ in images]
+    return [image for images in found.values() for image in images], labels
 
 
 def folder_label(name: str) -> str:
@@ -164,12 +203,32 @@ def unknown_files(files: Iterable[Path]) -> list[Path]:
 
 
 def ignored_line(files: Sequence[Path]) -> str:
-    """Return a sentence about ignored files: how many, and of which types, most frequent first."""
-    kinds = Counter(file.suffix.lower() or "no suffix" for file in files)
-    plural = "s" if len(files) > 1 else ""
-    return (
-        f"{len(files)} file{plural} ignored: {some([k for k, _ in kinds.most_common()])}; convert images to JPEG or PNG"
-    )
+    """Return a sentence about ignored files: how many, of which types, most frequent first, and what to do."""
+    kinds = Counter(file.suffix.lower() for file in files)
+    parts = [f"{count} {kind or 'without suffix'} ({_advice(kind)})" for kind, count in kinds.most_common()]
+    return f"{len(files)} file{'s' if len(files) > 1 else ''} ignored: {some(parts)}"
+
+
+def _advice(suffix: str) -> str:
+    return next((advice for suffixes, advice in _BY_TYPE if suffix in suffixes.split()), _OTHERWISE)
+
+
+def advice(labels: Sequence[Hashable], first: bool) -> Iterator[str]:
+    """Yield what to know before new classes are learned from so few images, or, as the `first` task, from one class."""
+    counts = Counter(labels)
+    single = [str(label) for label, count in counts.items() if count == 1]
+    if single:
+        has = "has only one image" if len(single) == 1 else "have only one image each"
+        yield (
+            f"{some(single)} {has}, from which its spread, how much images of a class differ, cannot be known. Give at "
+            f"least {FEWEST_IMAGES} images of each class"
+        )
+    if first and len(counts) == 1:
+        (name,) = counts
+        yield (
+            f"{name} is the only class so far: until the model learns a second one, it answers every image with {name}."
+            " If the network is trained on your images, a first task of several classes is a better start"
+        )
 
 
 def _class_roots(folder: Path) -> tuple[Path, Path | None]:
@@ -217,12 +276,11 @@ def _plain_label(label: Any) -> Hashable:
 
 def _array_or_list(images: Any) -> Any:
     if isinstance(images, torch.Tensor):
-        if images.ndim != 4 or images.shape[1] not in (1, 3, 4):
-            raise InputError(f"A tensor of images is N x C x H x W; this one has shape {tuple(images.shape)}.")
-        images = images.detach().cpu().permute(0, 2, 3, 1).numpy()
+        images = _tensor_of_images(images)
     if isinstance(images, np.ndarray) and images.dtype.kind == "U" and images.ndim == 1:
         images = images.tolist()  # names of files
     if isinstance(images, np.ndarray) and images.dtype != object:
+        images = pairs.channels_last(images) if images.ndim == 4 else images
         if images.ndim == 3 and images.shape[2] in (3, 4) and images.shape[1] >= 16:
             raise InputError(
                 f"An array of shape {images.shape} looks like a single image in colour, but several are expected. "
@@ -231,8 +289,8 @@ def _array_or_list(images: Any) -> Any:
         shaped = images.ndim in (3, 4) and (images.ndim == 3 or images.shape[3] in (1, 3, 4))
         if not shaped or 0 in images.shape[1:]:
             raise InputError(
-                f"An array of images is N x H x W x C, or N x H x W for grey ones; this one has shape {images.shape}. "
-                "Reshape your data to images."
+                f"An array of images is N x H x W x C, N x C x H x W, or N x H x W for grey ones; this one has shape "
+                f"{images.shape}. Reshape your data to images."
             )
         _refuse_other_types(images.dtype)
         return images
@@ -243,10 +301,23 @@ def _array_or_list(images: Any) -> Any:
     return [Path(item).expanduser() if isinstance(item, str | os.PathLike) else item for item in images]
 
 
-def _list_of(images: Any) -> list[Any]:
-    if isinstance(images, IterableDataset):
-        return list(images)
-    return [images[index] for index in range(len(images))]
+def _tensor_of_images(images: torch.Tensor) -> np.ndarray:
+    """Return a tensor of images as an array N x H x W x C, or N x H x W for grey ones."""
+    shape = tuple(images.shape)
+    if len(shape) == 3 and shape[0] in pairs.CHANNELS and min(shape[1:]) >= 16:
+        raise InputError(
+            f"A tensor of shape {shape} looks like a single image, but several are expected. Give image[None]; for "
+            "grey images, give N x 1 x H x W."
+        )
+    array = images.detach().cpu().numpy()
+    if len(shape) == 4 and (shape[1] in pairs.CHANNELS or shape[3] in pairs.CHANNELS):
+        return pairs.channels_last(array, first=True)
+    if len(shape) != 3:
+        raise InputError(
+            "A tensor of images is N x C x H x W, N x H x W x C, or N x H x W for grey ones; this one has shape "
+            f"{shape}."
+        )
+    return array
 
 
 def _some(items: Any, message: str = "No image was given.") -> Any:
@@ -296,15 +367,17 @@ def _pixels_of(item: Any, size: int) -> np.ndarray:
 def _array(item: Any) -> np.ndarray:
     """Return one image as a uint8 array H x W or H x W x C."""
     array: Any = item
-    if isinstance(item, torch.Tensor):
+    first = isinstance(item, torch.Tensor)
+    if first:
         array = item.detach().cpu().numpy()
-        array = np.moveaxis(array, 0, 2) if array.ndim == 3 else array
+    if isinstance(array, np.ndarray) and array.ndim == 3:
+        array = pairs.channels_last(array, first)
     shaped = isinstance(array, np.ndarray) and array.ndim in (2, 3) and array.shape[2:] in ((), (1,), (3,), (4,))
     if not shaped or array.size == 0:
         shape = f" of shape {array.shape}" if isinstance(array, np.ndarray) else ""
         raise InputError(
             f"A {type(item).__name__}{shape} is not an image. Images are files, PIL images, arrays H x W x C or H x W, "
-            "or tensors C x H x W."
+            "or tensors C x H x W or H x W x C."
         )
     _refuse_other_types(array.dtype)
     return array

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from efcil import methods
-from efcil.core import classifiers
+from efcil.core import calibration, classifiers, typicality
+from efcil.core.typicality import Spread
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.store import TaskImages
 from efcil.engine import checkpoint
@@ -25,6 +26,7 @@ from efcil.errors import EfcilError, SettingsError
 from efcil.files import locked
 from efcil.methods.base import Method
 from efcil.model import folder as model_folder
+from efcil.model import measured
 from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError, Pretrained, training_settings, versions
 from efcil.network.backbones import Backbone, locate
 from efcil.network.weights import View, digest
@@ -121,7 +123,9 @@ class Model:
             raise ModelError(f"{error} Choose another folder, or save with overwrite=True.") from None
         mine = self.card
         begun = [[getattr(card.settings, name) for name in _FIXED] for card in (there, mine)]
-        same = (there.visits, there.labels) == (mine.visits[: len(there.visits)], mine.labels[: len(there.labels)])
+        same = there.visits == mine.visits[: len(there.visits)]
+        if not any(visit.kind in ("rename", "forget", "merge") for visit in mine.visits[len(there.visits) :]):
+            same = same and there.labels == mine.labels[: len(there.labels)]
         if not same or begun[0] != begun[1]:
             raise ModelError(
                 f"{folder} holds another model, not an earlier state of this one. Choose another folder, or save with "
@@ -206,8 +210,21 @@ class Model:
 
     # -- for learning ---------------------------------------------------------------------------------------------
 
-    def task_images(self, pixels: np.ndarray, numbers: np.ndarray, name: str) -> TaskImages:
-        """Return images to learn from, on the model's device; `numbers` are the indices of their classes."""
+    def task_images(
+        self,
+        pixels: np.ndarray,
+        numbers: np.ndarray,
+        name: str,
+        rows: np.ndarray | None = None,
+        repeats: np.ndarray | None = None,
+    ) -> TaskImages:
+        """Return images to learn from, all or some `rows`, on the model's device; `numbers` are their classes.
+
+        `repeats` (N) says how many times each image is there; the default is once.
+        """
+        if repeats is not None:
+            rows = np.arange(len(numbers)) if rows is None else rows
+            rows = np.repeat(rows, repeats[rows])
         assert self.card.resolved.augmentation is not None
         return TaskImages(
             pixels,
@@ -218,6 +235,7 @@ class Model:
             seed=self.card.settings.seed,
             name=name,
             dtype=self.execution.dtype,
+            rows=rows,
         )
 
     def settle(self) -> None:
@@ -225,9 +243,11 @@ class Model:
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize(self.execution.device)
 
-    def twin(self) -> Method:
+    def twin(self, blueprint: Blueprint | None = None) -> Method:
         """Return the method as if loaded from the model's folder, so that continuing from memory gives the same."""
-        return self.blueprint.load({name: value.detach().clone() for name, value in self.tensors().items()})
+        return (blueprint or self.blueprint).load(
+            {name: value.detach().clone() for name, value in self.tensors().items()}
+        )
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -242,6 +262,46 @@ class Model:
         if self._answer is None:
             self._answer = scorer(self.ready, self.card.settings.classifier)
         return self.by_pieces(pixels, self._answer)
+
+    @property
+    def temperature(self) -> float:
+        """What scores are divided by before they become probabilities; 1 where no image was held out."""
+        visits = (visit.measured for visit in self.card.visits)
+        return measured.temperature(visits, self.card.settings.classifier, len(self.card.classes))
+
+    def probabilities(self, pixels: np.ndarray) -> np.ndarray:
+        """Return calibrated probabilities (N, classes) of uint8 images, in float64; rows sum to 1."""
+        return probabilities(self.scores(pixels), self.temperature)
+
+    @torch.no_grad()
+    def typicality(self, pixels: np.ndarray) -> np.ndarray | None:
+        """Return about which share of images of known classes look as untypical as each of these, or more so (N).
+
+        None where the method keeps no class means, or where no image was held out: see `refuse_without_typicality`.
+        """
+        statistics, known = self.ready.statistics(), self._held_out_closeness()
+        if statistics is None or known is None:
+            return None
+        close, method = typicality.closeness(statistics.means), self.ready
+        return typicality.share_as_untypical(self.by_pieces(pixels, lambda x: close(method.embed(x))), known)
+
+    def refuse_without_typicality(self) -> None:
+        """Raise an error that says why it cannot be known how typical an image is of the classes, if it cannot."""
+        if self.ready.statistics() is None:
+            able = [name for name, cls in methods.available().items() if "means" in cls.traits(cls.Settings()).keeps]
+            raise ModelError(
+                f"{self.card.settings.method} keeps no class statistics that an image could be compared with, so it "
+                f"cannot answer unknown. Methods that can: {', '.join(able)}."
+            )
+        if self._held_out_closeness() is None:
+            raise ModelError(
+                "No images were held out when this model learned, so it is not known how far images of its classes "
+                "differ from them, and it cannot answer unknown. Learn with at least 5 images of every class, and "
+                "without --held-out 0."
+            )
+
+    def _held_out_closeness(self) -> Spread | None:
+        return measured.closeness(visit.measured for visit in self.card.visits)
 
     def by_pieces(self, pixels: np.ndarray, function: Callable[[Tensor], Tensor]) -> np.ndarray:
         """Apply a function of network input to uint8 images, batch by batch."""
@@ -304,8 +364,6 @@ def checked(settings: TrainingSettings) -> TrainingSettings:
     return validate_training(settings)
 
 
-def probabilities(scores: np.ndarray) -> np.ndarray:
-    """Return the softmax of scores (N, classes) in float64."""
-    shifted = scores.astype(np.float64)
-    shifted = np.exp(shifted - shifted.max(axis=1, keepdims=True))
-    return shifted / shifted.sum(axis=1, keepdims=True)
+def probabilities(scores: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """Return the softmax of scores / temperature (N, classes) in float64."""
+    return calibration.softmax(scores, temperature)

@@ -37,6 +37,7 @@ from efcil.model.card import (
 from efcil.model.folder import PARTIAL, STEM
 from efcil.model.images import InputError, folder_label, sorted_classes
 from efcil.model.in_memory import Model
+from efcil.model.measuring import Measuring, plan, refuse_share
 from efcil.settings import TrainingSettings
 
 
@@ -57,14 +58,18 @@ def learn(
     labels: Sequence[Hashable],
     *,
     more: bool = False,
+    held_out: float | None = None,
     progress: Progress | None = None,
     keep: Keep | None = None,
+    repeats: np.ndarray | None = None,
 ) -> None:
     """Teach the model the classes of these images as its next task, or, with `more`, improve those it knows.
 
     The model changes only when everything has succeeded. With `keep`, an interrupted task is resumed when the same
-    images are given again.
+    images are given again. `held_out` is the share of images that measure the result and are not learned from; see
+    measuring.py. `repeats` is how many times each image counts (weights.py); the default is once.
     """
+    refuse_share(held_out)
     if methods.get(model.card.settings.method).traits(model.card.resolved.method).images == "all":
         raise ModelError(f"Method {model.card.settings.method} does not learn task by task. Start another model.")
     given = sorted_classes(labels)
@@ -94,9 +99,10 @@ def learn(
     model.settle()
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if more:
-            learn_more(model, pixels, labels, None if keep is None else keep.stop)
+            stop = None if keep is None else keep.stop
+            learn_more(model, pixels, labels, stop, measure=held_out != 0.0, repeats=repeats)
         else:
-            _learn_task(model, pixels, labels, given, progress, keep)
+            _learn_task(model, pixels, labels, given, held_out, progress, keep, repeats)
         model.settle()
 
 
@@ -141,6 +147,7 @@ class Unfinished:
     card: Card
     classes: list[Any]
     continues: str | None
+    held_out: float | None
 
     def led_to(self, card: Card) -> bool:
         """Say whether a model is what has come of this task: its process was killed before it could tidy up."""
@@ -155,7 +162,9 @@ def unfinished_task(folder: Path) -> Unfinished | None:
         return None
     try:
         task = checkpoint.facts_of(partial)["task"]
-        return Unfinished(read_card(task["card"]), task["classes"], task.get("continues"))
+        held_out = (_ALL_LEARNED | task)["held_out"]
+        refuse_share(held_out)
+        return Unfinished(read_card(task["card"]), task["classes"], task.get("continues"), held_out)
     except Forbidden:
         raise
     except (EfcilError, KeyError, TypeError) as error:
@@ -191,31 +200,40 @@ def _learn_task(
     pixels: np.ndarray,
     labels: Sequence[Hashable],
     new: list[Hashable],
+    held_out: float | None,
     progress: Progress | None,
     keep: Keep | None,
+    repeats: np.ndarray | None,
 ) -> None:
     card, resolved = model.card, model.card.resolved
     index, first_class = len(card.task_sizes), len(card.classes)
     place = {label: first_class + number for number, label in enumerate(new)}
     numbers = np.array([place[label] for label in labels], np.int64)
     recipe = resolved.first_task if index == 0 else resolved.later
-    origin = _Origin(model, new, pixels, labels, keep)
+    chosen = plan(card, new, numbers - first_class, held_out)
+    origin = _Origin(model, new, pixels, labels, held_out, keep, repeats)
     watch = Watch()
     if progress is not None:
         watch = Watch(lambda epochs, done: progress.begin_task(index, epochs, done), progress.epoch)
+    task = Task(index, first_class, len(new), card.settings.seed, recipe.batch_size)
+    measuring = Measuring(model, chosen, task, repeats)
     learner = learn_task(
-        model.blueprint,
-        None if index == 0 else model.twin(),
-        Task(index, first_class, len(new), card.settings.seed, recipe.batch_size),
-        model.task_images(pixels, numbers, f"task{index}"),
+        measuring.blueprint,
+        measuring.beginner(),
+        task,
+        model.task_images(pixels, numbers, f"task{index}", chosen.learned, repeats),
         recipe,
         journal=None if keep is None else origin.journal(keep),
         watch=watch,
     )
+    outcome = measuring.outcome(pixels, numbers, learner)
     date = now()
-    counts = np.bincount(numbers - first_class, minlength=len(new))
-    learned = tuple(LearnedClass(name, index, int(n), date) for name, n in zip(new, counts, strict=True))
-    visit = Visit("task", len(new), len(labels), date, tuple(origin.made_with))
+    counts = np.bincount(numbers[chosen.learned] - first_class, minlength=len(new))
+    learned = tuple(
+        LearnedClass(name, index, int(n), date, int(tried), int(right))
+        for name, n, tried, right in zip(new, counts, outcome.images, outcome.right, strict=True)
+    )
+    visit = Visit("task", len(new), len(chosen.learned), date, tuple(origin.made_with), outcome.measured)
     continues = origin.continues
     model.adopt(learner)
     model.card = replace(
@@ -228,6 +246,10 @@ def _learn_task(
     )
 
 
+#: What a checkpoint of a version says that held out no images.
+_ALL_LEARNED: dict[str, Any] = {"held_out": 0.0}
+
+
 def _without_path(settings: TrainingSettings) -> TrainingSettings:
     """Return settings that name a file of weights without its folder: the model has the weights, and may be shared."""
     return settings if settings.weights is None else replace(settings, weights=Path(settings.weights).name)
@@ -237,7 +259,14 @@ class _Origin:
     """What identifies a task: the model it started from, its classes and images, and how it is computed."""
 
     def __init__(
-        self, model: Model, new: list[Hashable], pixels: np.ndarray, labels: Sequence[Hashable], keep: Keep | None
+        self,
+        model: Model,
+        new: list[Hashable],
+        pixels: np.ndarray,
+        labels: Sequence[Hashable],
+        held_out: float | None,
+        keep: Keep | None,
+        repeats: np.ndarray | None = None,
     ) -> None:
         self.made_with = [made_with(model.execution, deterministic=False)]
         self.number = len(model.card.task_sizes) + 1
@@ -249,11 +278,14 @@ class _Origin:
         order = {label: number for number, label in enumerate(new)}
         digest = hashlib.sha256(np.array([order[label] for label in labels], np.int64).tobytes())
         digest.update(np.ascontiguousarray(pixels).data)
+        if repeats is not None:
+            digest.update(np.ascontiguousarray(repeats).data)
         task = {
             "card": model.card.to_json(),
             "classes": [encode_label(label) for label in new],
             "images": digest.hexdigest(),
             "continues": self.continues,
+            "held_out": held_out,
         }
         self.task = json.loads(json.dumps(task))  # as it will be read back: tuples are lists by then
 
@@ -283,7 +315,7 @@ class _Origin:
 
     def _accepts(self, facts: Mapping[str, Any]) -> bool:
         """Say whether a saved checkpoint is of this very task; one of another task is not thrown away."""
-        task = facts["task"] | {"card": _as_written_now(facts["task"]["card"])}
+        task = _ALL_LEARNED | facts["task"] | {"card": _as_written_now(facts["task"]["card"])}
         if task["card"]["visits"] != self.task["card"]["visits"]:
             return False  # that task was finished, but the process was killed before it could remove the checkpoint
         if task != self.task:
@@ -308,6 +340,8 @@ class _Origin:
             different = "other classes"
         elif task["continues"] != self.task["continues"]:
             different = "another model to start from"
+        elif task["held_out"] != self.task["held_out"]:
+            different = "another share of held-out images (--held-out)"
         elif task["card"] == self.task["card"]:
             different = "other images"
         else:  # with another size, all images differ

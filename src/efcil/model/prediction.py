@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import os
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +19,8 @@ from efcil.data.decode import SUFFIXES, Encoded, decode_image
 from efcil.data.sources.listing import files_below, is_image
 from efcil.errors import DataError
 from efcil.model.images import InputError, model_fit, unknown_files
-from efcil.model.in_memory import Model, probabilities
+from efcil.model.in_memory import Model
+from efcil.network.memo import remembered_features
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,10 @@ class Prediction:
     labels: tuple[Hashable, ...] = ()
     probabilities: tuple[float, ...] = ()
     error: str | None = None
+    #: About which share of images of known classes look as untypical as this one; None where that was not asked for.
+    typicality: float | None = None
+    #: Whether it is too untypical of all classes to be one of them.
+    unknown: bool = False
 
 
 def image_files(names: Iterable[str], stdin: IO[str], ignored: set[Path] | None = None) -> Iterator[str]:
@@ -76,11 +83,14 @@ def _matching(pattern: str, ignored: set[Path]) -> list[str]:
     return list({os.path.normpath(file): file for file in files}.values())
 
 
-def predict_files(model: Model, paths: Iterable[str], top: int) -> Iterator[Prediction]:
+def predict_files(model: Model, paths: Iterable[str], top: int, unknown: float | None = None) -> Iterator[Prediction]:
     """Yield a prediction for every file, in order; at most two batches are in memory at a time.
 
-    While one batch is scored, the next one is decoded in threads.
+    While one batch is scored, the next one is decoded in threads. With `unknown`, images whose typicality is below that
+    share are marked as unknown.
     """
+    if unknown is not None:
+        model.refuse_without_typicality()
     labels, remaining = model.card.labels, iter(paths)
     fit = model_fit(model.card.image_size)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -94,12 +104,12 @@ def predict_files(model: Model, paths: Iterable[str], top: int) -> Iterator[Pred
             decoded = [(path, _result(future)) for path, future in piece]
             piece = next_piece()
             intact = [pixels for _, pixels in decoded if isinstance(pixels, np.ndarray)]
-            rows = iter(_best(model, np.stack(intact), labels, top) if intact else ())
+            rows = iter(_best(model, np.stack(intact), labels, top, unknown) if intact else ())
             for path, pixels in decoded:
                 if isinstance(pixels, str):
                     yield Prediction(path, error=pixels)
                 else:
-                    yield Prediction(path, *next(rows))
+                    yield next(rows)(path)
 
 
 def _result(future: Future[np.ndarray]) -> np.ndarray | str:
@@ -110,8 +120,20 @@ def _result(future: Future[np.ndarray]) -> np.ndarray | str:
 
 
 def _best(
-    model: Model, pixels: np.ndarray, labels: Sequence[Hashable], top: int
-) -> Iterator[tuple[tuple[Hashable, ...], tuple[float, ...]]]:
-    for row in probabilities(model.scores(pixels)):
+    model: Model, pixels: np.ndarray, labels: Sequence[Hashable], top: int, unknown: float | None
+) -> Iterator[Callable[[str], Prediction]]:
+    """Yield for every image the function from its path to its prediction."""
+    with contextlib.nullcontext() if unknown is None else remembered_features(model.ready.network):
+        chances = model.probabilities(pixels)
+        typical = None if unknown is None else model.typicality(pixels)
+    for number, row in enumerate(chances):
         order = np.argsort(-row, kind="stable")[:top]
-        yield tuple(labels[place] for place in order), tuple(float(row[place]) for place in order)
+        answer = partial(
+            Prediction,
+            labels=tuple(labels[place] for place in order),
+            probabilities=tuple(float(row[place]) for place in order),
+        )
+        if typical is not None and unknown is not None:
+            share = float(typical[number])
+            answer = partial(answer, typicality=share, unknown=share < unknown)
+        yield answer

@@ -39,6 +39,7 @@ PURPOSES = (
         "class heads",
         "turn features into the scores of a task's classes",
         _WEIGHTS + "they show which features a class has.",
+        per_class=1,
     ),
 )
 

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
@@ -36,23 +38,27 @@ def teach(
     device: str = "auto",
     more: bool = False,
     discard: bool = False,
+    held_out: float | None = None,
     checkpoint_steps: int | None = None,
     quiet: bool = True,
     remarks: Iterable[str] = (),
+    repeats: np.ndarray | None = None,
     reporter: type[Progress] = Progress,
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
     A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
     interrupted task started with, and returns those to learn with; `completed` then chooses network and method of a new
-    model where none is named. An interrupted task is resumed when the same images
-    are given again; `discard` discards it.
+    model where none is named. An interrupted task is resumed when the same images are given again; `discard` discards
+    it. `held_out` is the share of images that are not learned from but measure the result; None chooses.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
     with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
         refuse_lost(folder)
         model = _opened(folder, pictures, labels, wanted, completed, model, device, discard)
+        if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
+            held_out = begun.held_out
         refuse_full(folder, needed_bytes(model))
         with reporter(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
             for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model), *_made_of(model)):
@@ -60,7 +66,16 @@ def teach(
             pixels = pictures.pixels(model.card.image_size)
             progress.say(estimate(model, pixels, more=more))
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
-            learn(model, pixels, labels, more=more, progress=progress, keep=keep)
+            learn(
+                model,
+                pixels,
+                labels,
+                more=more,
+                held_out=held_out,
+                progress=progress,
+                keep=keep,
+                repeats=repeats,
+            )
             model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from efcil.model.in_memory import Model, probabilities
+from efcil.model.in_memory import Model
+from efcil.network.memo import remembered_features
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,5 @@ class Scored:
 
 def score(model: Model, pixels: np.ndarray) -> Scored:
     """Score uint8 images N x size x size x 3."""
-    calibrated: Any = getattr(model, "probabilities", None)
-    typical: Any = getattr(model, "typicality", None)
-    chances = probabilities(model.scores(pixels)) if calibrated is None else calibrated(pixels)
-    return Scored(chances, None if typical is None else typical(pixels))
+    with remembered_features(model.ready.network):  # both questions need them
+        return Scored(model.probabilities(pixels), model.typicality(pixels))

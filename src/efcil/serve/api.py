@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from efcil import safe_json
+from efcil.errors import EfcilError
 from efcil.serve import uploads
 from efcil.serve.jobs import Job
 from efcil.serve.names import shown_file
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 DEFAULT_TOP = 5
+#: Bytes of a change of classes.
+LONGEST_CHANGE = 1 << 16
 #: Seconds between two looks at a teaching that is followed, and between two signs of life.
 LOOK_SECONDS, SIGN_SECONDS = 0.15, 15.0
 
@@ -68,6 +72,52 @@ async def model(request: Request) -> Response:
 async def classes(request: Request) -> Response:
     """List what the model knows."""
     return JSONResponse(service_of(request).classes())
+
+
+async def rename(request: Request) -> Response:
+    """Give a class another name."""
+    service, given = service_of(request), await _fields(request, name=str, to=str)
+    return await _changed(service, lambda: service.rename(given["name"], given["to"]))
+
+
+async def forget(request: Request) -> Response:
+    """Forget classes."""
+    service, given = service_of(request), await _fields(request, names=list)
+    return await _changed(service, lambda: service.forget(given["names"]))
+
+
+async def merge(request: Request) -> Response:
+    """Make several classes one."""
+    service, given = service_of(request), await _fields(request, names=list, into=str)
+    return await _changed(service, lambda: service.merge(given["names"], given["into"]))
+
+
+async def _changed(service: Service, change: Callable[[], None]) -> Response:
+    try:
+        await asyncio.to_thread(change)
+    except Refused:
+        raise
+    except EfcilError as error:
+        raise Refused(409, str(error)) from None
+    return JSONResponse(service.classes())
+
+
+async def _fields(request: Request, **kinds: type) -> dict[str, Any]:
+    """Return the fields of a JSON body: text, or lists of text."""
+    most, seconds = LONGEST_CHANGE, service_of(request).options.limits.seconds
+    content = b"".join([piece async for piece in uploads.body(request, most, seconds, uploads.free)])
+    try:
+        given = safe_json.parse(content.decode("utf-8"))
+    except ValueError:
+        given = None
+    listed = f"{', '.join(kinds)}"
+    if not isinstance(given, dict) or given.keys() != kinds.keys():
+        raise Refused(400, f"Send a JSON object with these fields: {listed}.")
+    for name, kind in kinds.items():
+        texts = given[name] if kind is list else [given[name]]
+        if not isinstance(given[name], kind) or not all(isinstance(each, str) for each in texts):
+            raise Refused(400, f"{name} must be {'a list of names' if kind is list else 'a name'}.")
+    return given
 
 
 async def teach(request: Request) -> Response:

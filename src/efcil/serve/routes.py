@@ -79,6 +79,12 @@ def _parameter(name: str, where: str, schema: Schema, description: str) -> Mappi
     return {"name": name, "in": where, "required": where == "path", "schema": schema, "description": description}
 
 
+def _fields(**properties: Schema) -> Mapping[str, Any]:
+    return {"application/json": {"schema": {"type": "object", "required": list(properties), "properties": properties}}}
+
+
+_NAME: Schema = {"type": "string", "maxLength": 80}
+_NAMES: Schema = {"type": "array", "items": _NAME}
 _JOB = _parameter("id", "path", {"type": "string"}, "the teaching's id")
 
 OPERATIONS = (
@@ -132,6 +138,19 @@ OPERATIONS = (
     ),
     Operation(
         "DELETE", "/api/unfinished", api.discard, "Discard the unfinished teaching", "Model", errors=(403, 409),
+    ),
+    Operation(
+        "POST", "/api/classes/rename", api.rename, "Give a class another name", "Classes",
+        body=_fields(name=_NAME, to=_NAME), errors=(400, 403, 408, 409, 413),
+    ),
+    Operation(
+        "POST", "/api/classes/forget", api.forget, "Forget classes", "Classes",
+        description="All that is stored about these classes alone is removed; what all classes share stays.",
+        body=_fields(names=_NAMES), errors=(400, 403, 408, 409, 413),
+    ),
+    Operation(
+        "POST", "/api/classes/merge", api.merge, "Make several classes one", "Classes",
+        body=_fields(names=_NAMES, into=_NAME), errors=(400, 403, 408, 409, 413),
     ),
     Operation("GET", "/health", api.health, "Whether the server works", "Health",
               description="The same with status 503 as long as there is no model that can be asked."),

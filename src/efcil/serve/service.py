@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import hashlib
 import os
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,10 @@ import numpy as np
 from efcil.engine import checkpoint
 from efcil.errors import DataError, EfcilError, some
 from efcil.files import locked
+from efcil.model import classes
 from efcil.model import folder as model_folder
 from efcil.model.card import Visit, decode_label, encode_label
+from efcil.model.in_memory import Model
 from efcil.model.learning import unfinished_task
 from efcil.serve import note
 from efcil.serve.batching import Answered, Batcher, Outdated
@@ -241,6 +243,35 @@ class Service:
             checkpoint.remove(self.options.folder / model_folder.PARTIAL)
         note.remove(self.options.folder)
 
+    # -- changing classes --------------------------------------------------------------------------------------------
+
+    def rename(self, name: str, to: str) -> None:
+        """Give a class another name."""
+        to = class_name(to)
+        self._change(lambda model: classes.rename(model, classes.find(model, [name])[0], to))
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Remove all that is stored about these classes alone."""
+        self._change(lambda model: classes.forget(model, classes.find(model, names)))
+
+    def merge(self, names: Sequence[str], into: str) -> None:
+        """Make several classes one."""
+        into = class_name(into)
+
+        def change(model: Model) -> None:
+            labels = classes.find(model, names)
+            same = [label for label in labels if str(label) == into]
+            classes.merge(model, labels, same[0] if same else into)
+
+        self._change(change)
+
+    def _change(self, change: Callable[[Model], object]) -> None:
+        """Change the model in its folder, and use what has come of it."""
+        self.loaded()
+        self.jobs.refuse_second()
+        classes.in_folder(self.options.folder, change, self.options.device)
+        self.keeper.refresh()
+
     # -- describing --------------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
@@ -278,8 +309,8 @@ class Service:
                     "task": each.task + 1,
                     "images": each.images,
                     "learned": each.learned,
-                    "measured": getattr(each, "measured", 0),
-                    "right": getattr(each, "right", 0),
+                    "measured": each.measured,
+                    "right": each.right,
                 }
                 for each in current.model.card.classes
             ],
@@ -332,7 +363,7 @@ def _of(loaded: Loaded) -> dict[str, Any]:
 
 def _visit(visit: Visit) -> dict[str, Any]:
     """Return a visit, and in `measured` how many of the images that it did not learn from were right."""
-    measured: Any = getattr(visit, "measured", None)
+    measured = visit.measured
     return {
         **{name: getattr(visit, name) for name in ("kind", "classes", "images", "date")},
         "measured": None if measured is None else {name: getattr(measured, name) for name in MEASURED},

@@ -9,7 +9,7 @@ from efcil.data.checksum import checksum_listing
 from efcil.data.decode import SAMPLED_SIDES, SUFFIXES, Encoded, Fit, short_side, usual_side
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import Source, SourceOptions, held_out_choice
-from efcil.data.sources.listing import Files, build_from_files, images_of_class, labelled, visible_folders
+from efcil.data.sources.listing import Files, build_from_files, images_of_class, labelled, visible_folders, wrong_level
 from efcil.errors import DataError, SettingsError
 
 
@@ -88,14 +88,13 @@ class Folder(Source):
                 raise DataError(f"{test / name} is missing: class {name!r} has training images but no test images.")
         splits = {}
         for split, root in (("train", train), ("test", test)):
-            splits[split] = labelled([images_of_class(root / name) for name in names])
+            splits[split] = labelled(self._images_of(root, names))
         return tuple(names), splits
 
     def _held_out_splits(self, root: Path, share: float, seed: int) -> tuple[tuple[str, ...], dict[str, Files]]:
         names = self._class_folders(root)
         kept, held_out = [], []
-        for name in names:
-            images = images_of_class(root / name)
+        for name, images in zip(names, self._images_of(root, names), strict=True):
             if len(images) < 2:
                 raise DataError(
                     f"The class folder {root / name} holds a single image, which cannot be both for training and for "
@@ -105,6 +104,13 @@ class Folder(Source):
             kept.append([image for index, image in enumerate(images) if index not in chosen])
             held_out.append([image for index, image in enumerate(images) if index in chosen])
         return tuple(names), {"train": labelled(kept), "test": labelled(held_out)}
+
+    def _images_of(self, root: Path, names: list[str]) -> list[list[Path]]:
+        """Return the images of every class; refuse a folder whose images are mostly at another level."""
+        found = {root / name: images_of_class(root / name) for name in names}
+        if wrong := wrong_level(root, found):
+            raise DataError(wrong)
+        return list(found.values())
 
     def _class_folders(self, root: Path) -> list[str]:
         names = [folder.name for folder in visible_folders(root)]

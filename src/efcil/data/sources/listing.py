@@ -12,7 +12,7 @@ import numpy as np
 
 from efcil.data.cache import Allocate, Built
 from efcil.data.decode import SUFFIXES, Encoded, Fit, decode_into
-from efcil.errors import DataError
+from efcil.errors import DataError, some
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,44 @@ def images_of_class(folder: Path) -> list[Path]:
             "Add images to it, or remove the folder."
         )
     return images
+
+
+def wrong_level(root: Path, per_class: Mapping[Path, Sequence[Path]]) -> str | None:
+    """Say what is wrong if most images of a folder of class folders are one level too high or too deep; else None.
+
+    `per_class` has the images of every class folder.
+    """
+    inside = sum(map(len, per_class.values()))
+    beside = sum(is_image(child) and child.is_file() and child.name[0] != "." for child in root.iterdir())
+    example = f"{root / 'cat' / '1.jpg'}, {root / 'dog' / '2.jpg'}"
+    if beside > inside:
+        found = f"{inside} are in sub-folders" if inside else "it has no sub-folder with images"
+        return (
+            f"{beside} images are directly in {root}, and {found}. Put the images of each class into a sub-folder that "
+            f"has the name of the class: {example}."
+        )
+    groups = {folder: _only_folders(folder, images) for folder, images in per_class.items()}
+    deep = [folder for folder, names in groups.items() if len(names) > 1]
+    if 2 * sum(len(per_class[folder]) for folder in deep) <= inside + beside:
+        return None
+    first, names = deep[0], groups[deep[0]]
+    each = f" {len(deep)} folders are like that; give them one after the other." if len(deep) > 1 else ""
+    return (
+        f"The images of {root} are one level too deep. Expected: {example}. Found: {first} has no image of its own, "
+        f"but folders with images: {some(names)}. If these are classes, give {first} instead of {root}.{each} If "
+        f"{first.name} is one class, put its images directly into it."
+    )
+
+
+def _only_folders(folder: Path, images: Sequence[Path]) -> list[str]:
+    """Return the names of the folders in `folder` that have images; none if it also has images of its own."""
+    names: dict[str, None] = {}
+    for image in images:
+        name, *rest = image.relative_to(folder).parts
+        if not rest:
+            return []
+        names[name] = None
+    return list(names)
 
 
 def labelled(per_class: Sequence[Sequence[Path]]) -> Files:

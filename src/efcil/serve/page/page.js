@@ -450,7 +450,8 @@ async function refresh() {
 function showKnown() {
   const fresh = state.fresh || new Set();
   $("classes").replaceChildren(state.classes.length
-    ? make("ul", { class: "tiles" }, ...state.classes.map((each) => make("li", { class: fresh.has(each.name) ? "tile new" : "tile" }, make("strong", {}, each.name), make("span", { class: "quiet" }, plural(each.images, "picture")), make("span", { class: "quiet" }, day(each.learned)), each.measured ? make("span", { class: "quiet" }, `${Math.round((100 * each.right) / each.measured)} % right`) : null)))
+    ? make("ul", { class: "tiles" }, ...state.classes.map((each) => make("li", { class: fresh.has(each.name) ? "tile new" : "tile" }, make("strong", {}, each.name), make("span", { class: "quiet" }, plural(each.images, "picture")), make("span", { class: "quiet" }, day(each.learned)), each.measured ? make("span", { class: "quiet" }, `${Math.round((100 * each.right) / each.measured)} % right`) : null,
+      make("button", { type: "button", "aria-label": `Change ${each.name}`, title: "Rename, merge or forget", onclick: () => edit(each.name) }, "⋯"))))
     : make("p", { class: "quiet" }, "Nothing yet."));
   const visits = state.model.visits;
   $("visits-box").hidden = !visits.length;
@@ -510,6 +511,60 @@ function showNotices() {
   notices(list);
 }
 
+// -- renaming, merging, forgetting -----------------------------------------------------------------------------------
+
+function edit(name) {
+  state.edited = { name, sure: false };
+  $("edit-title").textContent = name;
+  $("edit-name").value = name;
+  $("edit-forget").textContent = "Forget it";
+  say("edit-error", "");
+  showEdit();
+  $("edit").showModal();
+  $("edit-name").select();
+}
+
+function showEdit() {
+  const wanted = $("edit-name").value.normalize("NFC").trim();
+  const other = wanted !== state.edited.name && state.classes.some((each) => each.name === wanted);
+  $("edit-save").textContent = other ? "Merge" : "Rename";
+  $("edit-save").disabled = !wanted || wanted === state.edited.name;
+  $("edit-hint").textContent = state.edited.sure
+    ? "Everything that is stored about this class alone will be removed. This cannot be undone."
+    : other ? `${state.edited.name} and ${wanted} become one class.` : "";
+}
+
+async function change(path, body) {
+  try {
+    await call(`/api/classes/${path}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+    $("edit").close();
+  } catch (error) {
+    say("edit-error", error.message);
+  }
+  refresh();
+}
+
+function startEditing() {
+  $("edit-name").addEventListener("input", showEdit);
+  $("edit-close").addEventListener("click", () => $("edit").close());
+  $("edit-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const wanted = $("edit-name").value.normalize("NFC").trim();
+    const name = state.edited.name;
+    if (!wanted || wanted === name) return;
+    if (state.classes.some((each) => each.name === wanted)) change("merge", { names: [wanted, name], into: wanted });
+    else change("rename", { name, to: wanted });
+  });
+  $("edit-forget").addEventListener("click", () => {
+    if (state.edited.sure) change("forget", { names: [state.edited.name] });
+    else {
+      state.edited.sure = true;
+      $("edit-forget").textContent = "Really forget it";
+      showEdit();
+    }
+  });
+}
+
 // -- start -----------------------------------------------------------------------------------------------------------
 
 function start() {
@@ -537,6 +592,7 @@ function start() {
     $("correct-name").value = "";
     card.root.scrollIntoView({ block: "nearest" });
   });
+  startEditing();
   addCard();
   refresh();
   setInterval(() => { if (!document.hidden && !state.job) refresh(); }, 10000);

@@ -1,0 +1,45 @@
+"""`efcil card`: a model card, as the README.md of a model folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from efcil.commands.parser import add_debug
+from efcil.errors import printable
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "card",
+        help="print a model card in Markdown",
+        description="Print a README.md for a model: its classes with counts and dates, its method and network, what "
+        "is stored and how to use it. `--output MODEL/README.md` puts it into the model's folder, where `efcil audit` "
+        "accepts it as long as it fits the model.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: print it)")
+    parser.add_argument("--license", metavar="NAME", help="short name of the licence you give it, such as cc-by-4.0")
+    add_debug(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print or write the card."""
+    from efcil.commands.export import refuse_own
+    from efcil.files import write_own
+    from efcil.model.folder import read_raw
+    from efcil.model.readme import readme
+
+    folder: Path = arguments.model.expanduser()
+    text = readme(read_raw(folder)[0], arguments.license)
+    if arguments.output is None:
+        print(text, end="")
+        return 0
+    file: Path = arguments.output.expanduser()
+    refuse_own(folder, file)
+    write_own(file, text)
+    print(f"{printable(file)}: a model card in Markdown.")
+    return 0

@@ -1,0 +1,43 @@
+"""`efcil rename`: give a class of a model another name."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from efcil.commands.parser import add_debug
+from efcil.errors import printable
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "rename",
+        help="give a class another name",
+        description="Give a class of a model another name. Only the name changes. More images of the class are then "
+        "learned from a folder of the new name.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
+    parser.add_argument("old", metavar="OLD", help="name of the class")
+    parser.add_argument("new", metavar="NEW", help="its new name")
+    add_debug(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Rename the class."""
+    from efcil.model import classes
+    from efcil.model.images import folder_label
+    from efcil.model.in_memory import Model
+
+    folder, new = arguments.model.expanduser(), folder_label(arguments.new)
+
+    def change(model: Model) -> str:
+        (old,) = classes.find(model, [arguments.old])
+        classes.rename(model, old, new)
+        return str(old)
+
+    _, old = classes.in_folder(folder, change)
+    print(printable(f"{folder}: {old} is called {new} now."))
+    return 0

@@ -1,0 +1,76 @@
+"""Features that are computed once: while nothing trains, the same image has the same features."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from efcil.network.incremental import IncrementalNetwork
+
+_HOOK = "features"
+
+
+class FeatureMemo:
+    """Remembers the features of images by the images' content, for networks that hold the same weights.
+
+    Attach it to networks that do not train. If a network's weights change in place nevertheless, its features are
+    computed as if there were no memo. Features are a thousandth of the images, so that all of a task fit.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Tensor] = {}
+
+    def attach(self, network: IncrementalNetwork) -> None:
+        """Let the network look up its features here first."""
+        compute, weights = network.features, _versions(network)
+
+        def features(images: Tensor) -> Tensor:
+            if torch.is_grad_enabled() or _versions(network) != weights:
+                return compute(images)
+            return self._looked_up(images, compute)
+
+        object.__setattr__(network, _HOOK, features)
+
+    def _looked_up(self, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        digests = [_digest(image) for image in images]
+        missing = [row for row, digest in enumerate(digests) if digest not in self._known]
+        if len(missing) == len(images):
+            found = compute(images)
+            self._known.update(zip(digests, found, strict=True))
+            return found
+        if missing:
+            rows = torch.tensor(missing, device=images.device)
+            self._known.update(zip([digests[row] for row in missing], compute(images[rows]), strict=True))
+        return torch.stack([self._known[digest] for digest in digests])
+
+
+@contextlib.contextmanager
+def remembered_features(network: IncrementalNetwork) -> Iterator[None]:
+    """Let the network compute the features of an image once within this context, unless it does so already."""
+    if _HOOK in network.__dict__:
+        yield
+        return
+    FeatureMemo().attach(network)
+    try:
+        yield
+    finally:
+        forget_features(network)
+
+
+def forget_features(network: IncrementalNetwork) -> None:
+    """Let the network compute its features every time again."""
+    network.__dict__.pop(_HOOK, None)
+
+
+def _digest(image: Tensor) -> bytes:
+    return hashlib.sha256(image.detach().cpu().contiguous().view(torch.uint8).numpy().data).digest()
+
+
+def _versions(network: IncrementalNetwork) -> int:
+    """Return a number that grows whenever weights or statistics of the backbone are changed in place."""
+    tensors = (*network.backbone.parameters(), *network.backbone.buffers())
+    return sum(tensor._version for tensor in tensors)

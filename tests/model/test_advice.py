@@ -1,0 +1,143 @@
+"""What is said of folders whose images are at the wrong level, too few, or of other types, and of unfinished visits."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from efcil.cli import main
+from efcil.data.sources import SourceOptions, load_dataset
+from efcil.engine import checkpoint
+from efcil.errors import DataError
+from efcil.model import Model, ModelError
+from efcil.model.images import InputError, advice, class_folders, ignored_line
+
+QUICK = ["--preset", "digits", "--image-size", "8", "--device", "cpu", "--epochs", "1"]
+
+
+def images(folders: Path, place: Path, count: int) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    for number, file in enumerate(sorted((folders / "both" / "digit-0").iterdir())[:count]):
+        shutil.copy(file, place / f"{number}.png")
+
+
+def test_images_directly_in_the_folder(folders: Path, tmp_path: Path) -> None:
+    images(folders, tmp_path, 4)
+    with pytest.raises(
+        InputError, match=r"4 images are directly in .*, and it has no sub-folder with images\. Put the"
+    ):
+        class_folders(tmp_path)
+    images(folders, tmp_path / "cat", 3)
+    with pytest.raises(InputError, match=r"4 images are directly in .*, and 3 are in sub-folders.*cat/1.jpg"):
+        class_folders(tmp_path)
+    images(folders, tmp_path / "dog", 1)
+    assert class_folders(tmp_path)[1] == ["cat"] * 3 + ["dog"], "as many inside: these are ignored, which is said"
+
+
+def test_images_one_level_too_deep(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    for place in ("january/cat", "january/dog", "february/bird", "february/fish"):
+        images(folders, tmp_path / "visits" / place, 2)
+    visits = tmp_path / "visits"
+    with pytest.raises(InputError, match="one level too deep") as refused:
+        class_folders(visits)
+    assert f"{visits}/february has no image of its own, but folders with images: bird, fish." in str(refused.value)
+    assert f"give {visits}/february instead of {visits}. 2 folders are like that" in str(refused.value)
+    assert f"Expected: {visits}/cat/1.jpg" in str(refused.value)
+    assert main(["learn", str(tmp_path / "model"), "--data", str(visits)]) == 2
+    assert "one level too deep" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+    with pytest.raises(DataError, match="one level too deep"):
+        load_dataset("folder", visits, SourceOptions(held_out=0.5, cache=tmp_path / "cache"))
+    assert class_folders(visits / "january")[1] == ["cat", "cat", "dog", "dog"]
+
+
+def test_what_is_below_a_class_folder_belongs_to_it(folders: Path, tmp_path: Path) -> None:
+    """One folder inside, or images of its own beside folders: the class has them all, as ever."""
+    images(folders, tmp_path / "cat" / "images", 3)
+    images(folders, tmp_path / "dog", 1)
+    images(folders, tmp_path / "dog" / "puppies", 2)
+    images(folders, tmp_path / "dog" / "old", 2)
+    assert class_folders(tmp_path)[1] == ["cat"] * 3 + ["dog"] * 5
+    images(folders, tmp_path / "cow" / "a", 2)
+    images(folders, tmp_path / "cow" / "b", 2)
+    assert class_folders(tmp_path)[1].count("cow") == 4, "fewer than half of the images"
+
+
+def test_one_image_and_one_class(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    assert list(advice(["a", "a", "b"], first=True)) == [
+        "b has only one image, from which its spread, how much images of a class differ, cannot be known. Give at "
+        "least 5 images of each class"
+    ]
+    assert "a, b have only one image each" in next(advice(["a", "b"], first=False))
+    assert list(advice(["a", "a"], first=False)) == []
+    (line,) = advice(["a", "a"], first=True)
+    assert line.startswith("a is the only class so far: until the model learns a second one, it answers every image")
+    model, data = tmp_path / "model", tmp_path / "data"
+    images(folders, data / "zero", 4)
+    assert main(["learn", str(model), "--data", str(data), *QUICK]) == 0
+    assert "zero is the only class so far" in capsys.readouterr().out
+    assert main(["learn", str(model), "--data", str(data), "--more"]) == 0
+    images(folders, tmp_path / "next" / "one", 1)
+    images(folders, tmp_path / "next" / "two", 2)
+    assert "only" not in capsys.readouterr().out
+    assert main(["learn", str(model), "--data", str(tmp_path / "next")]) == 0
+    assert "one has only one image" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.HEIC", "1 .heic (to read them: pip install 'efcil[heic]')"),
+        ("a.CR2", "1 .cr2 (raw photographs: convert to JPEG)"),
+        ("a.nef", "1 .nef (raw photographs: convert to JPEG)"),
+        ("a.pdf", "1 .pdf (not images)"),
+        ("a.mp4", "1 .mp4 (videos: save single frames as JPEG)"),
+        ("a.svg", "1 .svg (drawings: export as PNG)"),
+        ("a.avif", "1 .avif (convert to JPEG or PNG)"),
+        ("a.xyz", "1 .xyz (if they are images, convert to JPEG or PNG)"),
+        ("a", "1 without suffix (if they are images, convert to JPEG or PNG)"),
+    ],
+)
+def test_advice_fits_the_type_of_a_file(name: str, words: str) -> None:
+    assert ignored_line([Path(name)]) == f"1 file ignored: {words}"
+
+
+def test_a_first_visit_that_is_unfinished(folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    model = tmp_path / "model"
+    learn = ["learn", str(model), "--data", str(folders / "first"), *QUICK, "--quiet", "--checkpoint-steps", "1"]
+    save = checkpoint.TaskKeeper.save
+
+    def stop(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.TaskKeeper, "save", stop)
+        assert main(learn) == 130
+    image = str(next(folders.rglob("*.png")))
+    for command in (["predict", str(model), image], ["inspect", str(model)], ["forget", str(model), "digit-0"]):
+        capsys.readouterr()
+        assert main(command) == 2
+        assert (
+            f"{model} has not finished its first task (digit-0, digit-1; stopped in epoch 1), so it cannot be used "
+            "yet. To resume it, repeat the `efcil learn` command that started it." in capsys.readouterr().err
+        )
+    assert main(learn) == 0
+    assert main(["predict", str(model), image]) == 0
+
+
+def test_a_first_visit_without_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("1234 somewhere\n")
+    with pytest.raises(ModelError, match="has not finished its first task, and has no checkpoint of it"):
+        Model.load(tmp_path)
+    (tmp_path / ".lock").unlink()
+    with pytest.raises(ModelError, match="is not a model folder"):
+        Model.load(tmp_path)
+    checkpoint.write(tmp_path / "partial", {"x": torch.zeros(1)}, {"nothing": 1})
+    with pytest.raises(ModelError, match=re.escape("has not finished its first task, so it cannot be used yet")):
+        Model.load(tmp_path)
