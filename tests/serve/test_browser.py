@@ -119,6 +119,14 @@ def test_mistakes_camera_and_widths(address: str, pictures: Path, tmp_path: Path
         browser.click("#correct button")
         browser.wait("return document.querySelectorAll('.card .thumb').length === 1")
 
+        browser.click(".tile button")
+        browser.wait("return document.getElementById('edit').open")
+        browser.run("document.getElementById('edit-name').value = ''")
+        browser.type("#edit-name", "null")
+        browser.click("#edit-save")
+        browser.wait("return document.getElementById('classes').innerText.includes('null')")
+        browser.wait("return !document.getElementById('edit').open")
+
         for width in (390, 1400):
             for dark in (False, True):
                 browser.screenshot(tmp_path / "page.png", width, dark)

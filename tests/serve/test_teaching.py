@@ -70,7 +70,8 @@ def test_a_class_is_taught_while_the_old_model_answers(
         names = {entry["name"] for entry in each["predictions"][0]["classes"]}
         assert names == ({"zero", "one"} if each["version"] == old else {"zero", "one", "two"})
     listed = client.get("/api/classes").json()["classes"]
-    assert [(each["name"], each["task"], each["images"]) for each in listed][2:] == [("two", 2, 16)]
+    assert [(each["name"], each["task"]) for each in listed][2:] == [("two", 2)]
+    assert 0 < listed[2]["images"] <= 16, "some may be held out, to measure"
     assert client.get("/api/model").json()["unfinished"] is None
     assert note.read(folder) is None
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".safetensors"], "no picture is left behind"
@@ -81,13 +82,14 @@ def test_a_class_is_taught_while_the_old_model_answers(
 
 
 def test_more_pictures_of_a_known_class(client: Any, digits: Digits) -> None:
+    def counts() -> dict[str, int]:
+        return {each["name"]: each["images"] for each in client.get("/api/classes").json()["classes"]}
+
+    before = counts()
     assert client.get("/api/model").json()["learns_more"] is True
     job = ended(client, begin(client, one=digits.train("one")))
     assert (job["state"], job["kind"]) == ("done", "more")
-    assert {each["name"]: each["images"] for each in client.get("/api/classes").json()["classes"]} == {
-        "zero": 16,
-        "one": 32,
-    }
+    assert counts() == before | {"one": before["one"] + 16}
     assert [each["kind"] for each in client.get("/api/model").json()["visits"]] == ["task", "more"]
 
 
@@ -221,7 +223,7 @@ def test_classes_are_renamed_merged_and_forgotten(client: Any, folder: Path, dig
         return client.post(f"/api/classes/{path}", json=body)
 
     renamed = change("rename", name="one", to="  uno ")
-    assert [each["name"] for each in renamed.json()["classes"]] == ["zero", "uno"]
+    assert [each["name"] for each in renamed.json()["classes"]] == ["uno", "zero"]
     assert {each["name"] for each in ask(client, digits.test("one")[0])["predictions"][0]["classes"]} == {"zero", "uno"}
     for path, body in (
         ("rename", {"name": "one", "to": "two"}),
