@@ -450,7 +450,7 @@ async function refresh() {
 function showKnown() {
   const fresh = state.fresh || new Set();
   $("classes").replaceChildren(state.classes.length
-    ? make("ul", { class: "tiles" }, ...state.classes.map((each) => make("li", { class: fresh.has(each.name) ? "tile new" : "tile" }, make("strong", {}, each.name), make("span", { class: "quiet" }, plural(each.images, "picture")), make("span", { class: "quiet" }, day(each.learned)), each.measured ? make("span", { class: "quiet" }, `${Math.round((100 * each.right) / each.measured)} % right`) : null,
+    ? make("ul", { class: "tiles" }, ...state.classes.map((each) => make("li", { class: fresh.has(each.name) ? "tile new" : "tile" }, make("strong", {}, each.name), make("span", { class: "quiet" }, plural(each.images, "picture")), make("span", { class: "quiet" }, day(each.learned)), each.measured ? make("span", { class: "quiet" }, `${each.right} of ${each.measured} right`) : null,
       make("button", { type: "button", "aria-label": `Change ${each.name}`, title: "Rename, merge or forget", onclick: () => edit(each.name) }, "⋯"))))
     : make("p", { class: "quiet" }, "Nothing yet."));
   const visits = state.model.visits;
