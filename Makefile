@@ -10,7 +10,7 @@ LOWEST ?= .venv-lowest
 TORCH  ?= $(shell grep '^torch==' constraints.txt)
 LEAVE_OUT = torch triton
 
-.PHONY: run test test-lowest crash-test lint docs clean
+.PHONY: run test test-browser test-lowest crash-test lint docs clean
 
 # More threads than one gain little here, and suffer on a busy machine: docs/speed.md.
 run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digits, about a minute on a CPU
@@ -18,6 +18,9 @@ run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digit
 
 test: $(VENV)/.test lint             ## linter, type checker, tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+test-browser: $(VENV)/.test          ## the page of `efcil serve` in headless Chromium; needs chromium and chromedriver
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/serve/test_browser.py
 
 crash-test: $(VENV)/.test            ## kills and fails `run` and `learn` at every I/O call, some ten minutes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py

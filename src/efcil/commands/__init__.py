@@ -23,6 +23,7 @@ from efcil.commands import (
     rename,
     report,
     run,
+    serve,
 )
 
 COMMANDS = (
@@ -31,6 +32,7 @@ COMMANDS = (
     learn,
     predict,
     evaluate,
+    serve,
     inspect,
     rename,
     forget,

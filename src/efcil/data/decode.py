@@ -249,6 +249,19 @@ def usual_side(short_sides: Sequence[int]) -> int:
     return min(LARGEST_USUAL_SIDE, max(8, round(float(np.median(short_sides)) / 8) * 8))
 
 
+def sides(encoded: Encoded) -> tuple[int, int]:
+    """Return width and height of an image in pixels, reading no more than its header."""
+    try:
+        with _open(encoded.content) as image:
+            return image.size
+    except DataError as error:
+        raise DataError(f"{encoded.where} {error}") from None
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{encoded.where} is refused: {error}") from None
+    except Exception as error:  # as in decode_image
+        raise DataError(f"{encoded.where} cannot be read as an image ({_reason(error)}).") from None
+
+
 def _open(content: bytes | Path) -> Image.Image:
     # A pipe or a device may never end. The caller reports a missing file or a folder.
     if isinstance(content, Path) and content.exists() and not (content.is_file() or content.is_dir()):

@@ -44,6 +44,7 @@ def teach(
     remarks: Iterable[str] = (),
     repeats: np.ndarray | None = None,
     skip_broken: bool = False,
+    reporter: type[Progress] = Progress,
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
@@ -61,7 +62,7 @@ def teach(
         if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
             held_out = begun.held_out
         refuse_full(folder, needed_bytes(model))
-        with Progress(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
+        with reporter(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
             for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model), *_made_of(model)):
                 progress.say(line)
             if skip_broken:

@@ -1,0 +1,105 @@
+"""The real server: started as a command, killed at the worst moment, started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import PATIENCE, Digits, ended, form, until
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+httpx = pytest.importorskip("httpx")
+
+
+@contextmanager
+def running(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    command = [sys.executable, "-m", "efcil", "serve", str(folder), "--port", "0", "--device", "cpu", "--rate", "0"]
+    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = re.search(r"http://[\d.:]+", process.stdout.readline())
+        assert address is not None
+        with httpx.Client(base_url=address[0], timeout=PATIENCE) as client:
+            until(lambda: _status(client), lambda status: status in (200, 503))
+            yield process, client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _status(client: Any) -> int:
+    try:
+        return client.get("/health").status_code
+    except httpx.TransportError:
+        return 0
+
+
+def _child_of(process: subprocess.Popen[str]) -> int:
+    """Return the number of the teaching process."""
+    numbers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    threads = Path(f"/proc/{process.pid}/task").iterdir()
+    numbers += [number for task in threads for number in (task / "children").read_text().split()]
+    return int(numbers[0])
+
+
+def _gone(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def learning(client: Any, digits: Digits) -> dict[str, Any]:
+    job: dict[str, Any] = client.post("/api/teach", files=form(two=digits.train("two"))).raise_for_status().json()
+    until(lambda: client.get(f"/api/jobs/{job['id']}").json()["epoch"], lambda epoch: epoch > 0)
+    return job
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found through /proc")
+@pytest.mark.parametrize("both", [False, True], ids=["the server", "both processes"])
+def test_killed_during_teaching_and_started_again(folder: Path, digits: Digits, both: bool) -> None:
+    with running(folder) as (server, client):
+        old = client.get("/api/model").json()["version"]
+        learning(client, digits)
+        child = _child_of(server)
+        if both:
+            os.kill(child, signal.SIGKILL)
+        server.kill()
+        server.wait()
+        # Without its server, the teaching saves its state and ends.
+        until(lambda: _gone(child), bool)
+    with running(folder) as (_, client):
+        described = client.get("/api/model").json()
+        assert described["version"] == old
+        assert described["unfinished"] == {"classes": ["two"], "saved": not both, "problem": None}
+        assert client.post("/api/predict", content=digits.test("one")[0]).status_code == 200
+        job = client.post("/api/teach", files=form(two=digits.train("two"))).raise_for_status().json()
+        assert ended(client, job)["state"] == "done"
+        described = client.get("/api/model").json()
+        assert (described["classes"], described["unfinished"]) == (3, None)
+
+
+def test_ctrl_c_saves_what_is_being_learned(folder: Path, digits: Digits) -> None:
+    with running(folder) as (server, client):
+        learning(client, digits)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(PATIENCE) in (0, 130, -signal.SIGINT)
+    assert (folder / "partial" / "state.json").exists()
+
+
+def test_a_port_that_is_taken_is_a_sentence(folder: Path) -> None:
+    with running(folder) as (_, client):
+        command = [sys.executable, "-m", "efcil", "serve", str(folder), "--port", str(client.base_url.port)]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert second.returncode == 2
+        assert "Choose another --port" in second.stderr
