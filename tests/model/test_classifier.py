@@ -449,7 +449,9 @@ def test_classes_that_come_one_by_one_are_told_apart(digits: Any) -> None:
     assert automatic > classifier.score(*digits.test(0, 1, 2)) + 0.1
 
 
-@pytest.mark.parametrize(("method", "own"), [("efc", False), ("dpcr", True), ("lwf", True), ("fecam", True)])
+@pytest.mark.parametrize(
+    ("method", "own"), [("efc", False), ("dpcr", True), ("lwf", True), ("fecam", True), ("lda", True)]
+)
 def test_what_auto_stands_for(method: str, own: bool, digits: Any) -> None:
     """Re-balanced heads for methods that decide by their heads and keep what it needs; DPCR has a way of its own."""
     learned = quick(method=method, epochs=1).fit(*digits.train(0, 1)).model_.ready

@@ -424,7 +424,7 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
 
 def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, capsys: Any) -> None:
     data = Path(shutil.copytree(folders / "second", tmp_path / "data"))
-    for name in ("a.CR2", "b.cr2", "deeper/c.cr2", "notes.txt", ".DS_Store", "Thumbs.db", ".hidden/d.heic"):
+    for name in ("a.CR2", "b.cr2", "deeper/c.cr2", "notes.txt", ".DS_Store", "Thumbs.db", ".hidden/d.cr2"):
         (data / "digit-2" / name).parent.mkdir(exist_ok=True)
         (data / "digit-2" / name).touch()
     shutil.copy(next(data.rglob("*.png")), data / "stray.png")
