@@ -314,3 +314,17 @@ def test_a_memo_leaves_nothing_behind(frozen: Model) -> None:
     with remembered_features(network):
         assert "features" in vars(network)
     assert "features" not in vars(network)
+
+
+def test_classes_that_change_keep_what_still_holds(frozen: Model) -> None:
+    from efcil.model import classes
+
+    model = Model(frozen.card, frozen.twin(), "cpu")
+    before = model.temperature
+    classes.rename(model, 3, "three")
+    assert model.card.classes[3].measured == 24
+    assert model.temperature == before
+    classes.merge(model, [0, 1], "round or long")
+    assert [each.measured for each in model.card.classes] == [0, 2, 24, 24]
+    assert model.typicality(np.zeros((2, 8, 8, 3), np.uint8)) is not None
+    assert read_card(json.loads(json.dumps(model.card.to_json()))).visits == model.card.visits
