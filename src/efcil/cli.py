@@ -10,11 +10,8 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
-from efcil import __version__
-from efcil.commands import COMMANDS
-from efcil.commands.parser import Parser, add_debug
+from efcil.commands.build import build_parser
 from efcil.errors import EfcilError, SettingsError, TrainingError, closest
 from efcil.output import lines, printable_warnings
 
@@ -61,17 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         advice = "" if "--debug" in given else " Add --debug to see where."
         said = f": {error}" if str(error) else ""
         return _fail(f"Unexpected {type(error).__name__}{said.rstrip('.')}.{advice}", FAILED)
-
-
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the command, and those of the sub-commands by name."""
-    parser = Parser(prog="efcil", description="Exemplar-free class-incremental learning.")
-    parser.add_argument("--version", action="version", version=f"efcil {__version__}")
-    add_debug(parser)
-    subparsers: Any = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for command in COMMANDS:
-        command.add_parser(subparsers)
-    return parser, dict(subparsers.choices)
 
 
 def flags() -> list[str]:

@@ -25,6 +25,7 @@ FROZEN: dict[str, tuple[float, float, dict[str, Any]]] = {
     "finetune": (68.0, 57.5, {}),
     "fusion": (69.2, 54.4, {"temperature": 0.1}),
     "il2a": (68.4, 51.3, {}),
+    "lda": (94.8, 85.0, {}),
     "ldc": (88.0, 74.6, {"train_normalisation": False}),
     "lwf": (70.0, 63.1, {}),
     "pass": (69.2, 54.1, {"temperature": 0.1}),

@@ -52,6 +52,9 @@ def naive(form: str) -> list[Tensor]:
         return [last] * 5
     if form == "common":
         return [torch.stack(each).mean(dim=0)] * 5
+    if form == "pooled":
+        freedom = [len(of_class(c)) - 1 for c in range(5)]
+        return [sum(n * one for n, one in zip(freedom, each, strict=True)) / sum(freedom)] * 5
     if form == "diagonal":
         return [torch.diag(one.diagonal()) for one in each]
     if form == "low-rank":
@@ -70,8 +73,8 @@ def test_classes_are_added_in_every_form(form: str) -> None:
         torch.testing.assert_close(covariances[which[label]], expected, rtol=1e-4, atol=1e-5)
     assert memory.counts.tolist() == [8, 9, 10, 11, 12]
     assert memory.keeps == ("means", "covariances")
-    assert memory.blends == (form == "class")
-    groups = {"task": 2, "last-task": 1, "common": 1}
+    assert memory.blends == (form in ("class", "pooled"))
+    groups = {"task": 2, "last-task": 1, "common": 1, "pooled": 1}
     assert len(covariances) == groups.get(form, 5)
 
 
@@ -199,8 +202,8 @@ def test_traits_follow_from_what_a_method_defines() -> None:
 
 def test_traits_of_the_methods() -> None:
     traits = {name: cls.traits(cls.Settings()) for name, cls in available().items()}
-    assert [name for name, each in traits.items() if each.learns_more] == ["efc", "efc++", "fd", "il2a"]
-    assert [name for name, each in traits.items() if not each.trains_later] == ["fecam", "fetril", "joint"]
+    assert [name for name, each in traits.items() if each.learns_more] == ["efc", "efc++", "fd", "il2a", "lda"]
+    assert [name for name, each in traits.items() if not each.trains_later] == ["fecam", "fetril", "joint", "lda"]
     assert [name for name, each in traits.items() if each.images == "all"] == ["joint"]
     efc = available()["efc"]
     assert not efc.traits(replace(efc.Settings(), covariance="low-rank")).learns_more

@@ -397,7 +397,7 @@ def test_memorised_images_are_told_from_others(photos: Path) -> None:
         sides.append((Pictures(paths).pixels(SIZE), labels))
     statistics, scores = membership(classifier.model_, *sides)
     assert statistics.attack == "class statistics"
-    assert statistics.auc > 0.95
+    assert statistics.auc > 0.9, "a tenth of them was held out"
     assert statistics.low <= statistics.auc <= statistics.high
     assert (statistics.members, statistics.others) == (40, 40)
     assert scores.attack == "scores"

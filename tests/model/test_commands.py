@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,7 @@ def test_images_that_must_not_be_read_are_not_called_broken(
 
 
 def test_any_number_of_images_in_bounded_memory(named: Path, folders: Path, monkeypatch: Any) -> None:
-    """Files are asked for piece by piece: never more than two pieces ahead of what has been given out."""
+    """Files are asked for piece by piece: never more than three pieces ahead of what is given out."""
     model = Model.load(named, "cpu")
     monkeypatch.setattr(Model, "piece", 4)
     image = str(next(folders.rglob("*.png")))
@@ -232,7 +233,7 @@ def test_any_number_of_images_in_bounded_memory(named: Path, folders: Path, monk
 
     for given, prediction in enumerate(predict_files(model, endless(), 1)):
         assert prediction.error is None
-        assert asked <= given + 8
+        assert asked <= given + 12
         if given == 41:
             break
 
@@ -294,7 +295,7 @@ def test_inspect(named: Path, capsys: Any) -> None:
         line = next(line for line in text.splitlines() if line.strip().startswith(str(each.label)))
         assert f"task {each.task + 1}" in line
         assert each.learned[:10] in line
-        assert "24 images" in line
+        assert re.search(r"22 images  [012] of 2 right", line)
     for word in ("class means", "class covariances", "empirical feature matrix", "membership", "recovered"):
         assert word in text
     facts = json.loads(output(capsys, "inspect", named, "--format", "json"))
@@ -312,7 +313,7 @@ def test_class_names_with_escapes_are_shown_without_them(folders: Path, tmp_path
         shutil.copytree(folders / "first" / f"digit-{number}", tmp_path / "photos" / name)
     loud = [each for each in QUICK if each != "--quiet"]
     shown = [output(capsys, "learn", tmp_path / "model", "--data", tmp_path / "photos", *loud)]
-    assert shown[0].endswith(" from 48 images; it knows 2 classes now.\n")
+    assert " from 44 images; it knows 2 classes now.\naccuracy on held-out images" in shown[0]
     assert "learned \\x1b]0;owned\\x07\\x9b31m\\u202e\\nb\\r, =1+1" in shown[0]
     for format in ("text", "json"):
         shown.append(output(capsys, "inspect", tmp_path / "model", "--format", format))

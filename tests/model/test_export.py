@@ -37,11 +37,12 @@ def test_onnx_agrees(trained: Path, tmp_path: Path, images: np.ndarray, capsys: 
     for batch in (images, images[:1]):
         scores, chances = session.run(["scores", "probabilities"], {"images": batch})
         np.testing.assert_allclose(scores, model.scores(batch), atol=1e-4)
-        np.testing.assert_allclose(chances, probabilities(model.scores(batch)), atol=1e-4)
+        np.testing.assert_allclose(chances, model.probabilities(batch), atol=1e-4)
     loaded = onnx.load(str(file))
     facts = json.loads({entry.key: entry.value for entry in loaded.metadata_props}["efcil"])
     assert facts["classes"] == [0, 1, 2]
     assert facts["image_size"] == 8
+    assert facts["temperature"] == model.temperature != 1.0
     numbers = sum(int(np.prod(tensor.dims)) for tensor in loaded.graph.initializer)
     network = sum(value.numel() for name, value in model.tensors().items() if name.startswith("network."))
     assert numbers <= network + 64, "class statistics, which scores do not need, are left out"
@@ -62,7 +63,7 @@ def test_torch_agrees(trained: Path, tmp_path: Path, images: np.ndarray) -> None
 
 
 @pytest.mark.parametrize("kind", ["torch", "onnx"])
-@pytest.mark.parametrize("method", ["sdc", "fecam", "adagauss", "fetril", "dpcr"])
+@pytest.mark.parametrize("method", ["sdc", "fecam", "lda", "adagauss", "fetril", "dpcr"])
 def test_methods_with_classifiers_of_their_own(digits: Any, tmp_path: Path, method: str, kind: str) -> None:
     if kind == "onnx":
         pytest.importorskip("onnxscript", reason="needs the onnx extra")

@@ -89,6 +89,25 @@ def test_an_interrupted_visit_goes_on_bit_for_bit(
     assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
 
 
+def test_a_resumed_task_holds_out_the_same_images(
+    folders: Path, tmp_path: Path, same: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*QUICK, "--epochs", "2", "--held-out", "0.25"]
+    assert learn(tmp_path / "whole", folders / "first", *arguments) == 0
+    model = tmp_path / "model"
+    monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
+    assert learn(model, folders / "first", *arguments) == 130
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert learn(model, folders / "first", "--device", "cpu", "--held-out", "0.1") == 2
+    assert "another share of held-out images (--held-out)" in capsys.readouterr().err
+    assert learn(model, folders / "first", "--device", "cpu", "--quiet") == 0, "the share need not be repeated"
+    resumed, whole = Model.load(model, "cpu"), Model.load(tmp_path / "whole", "cpu")
+    assert same(resumed, whole)
+    assert resumed.card.visits[0].measured == whole.card.visits[0].measured
+    assert [each.images for each in resumed.card.classes] == [18, 18]
+
+
 def test_another_number_of_threads_costs_no_work(
     interrupted: Path, folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -347,7 +366,7 @@ def test_known_classes_are_refused_unless_more_is_said(
     assert (model / "model.json").read_bytes() == content
     assert learn(model, folders / "held-out", "--more", "--device", "cpu") == 0
     assert "learned more of digit-0, digit-1, digit-2 from 72 images" in capsys.readouterr().out
-    assert [each.images for each in Model.load(model, "cpu").card.classes] == [48, 48, 48]
+    assert [each.images for each in Model.load(model, "cpu").card.classes] == [46, 46, 46], "two of each were held out"
 
 
 @pytest.mark.parametrize(("module", "name"), [(gaussians, "collect"), (blending, "fit_to_gaussians")])
@@ -386,7 +405,7 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
     assert learn(model, folders / "first", *QUICK[:-1], "--epochs", "2", "--set", "efm_weight=5") == 0
     output = capsys.readouterr().out
     assert "task 1/1  epoch 2/2" in output
-    assert "learned digit-0, digit-1 from 48 images; it knows 2 classes now." in output
+    assert "learned digit-0, digit-1 from 44 images; it knows 2 classes now." in output
     assert learn(model, folders / "second", "--set", "later.learning_rate=0.002", "--quiet", "--device", "cpu") == 0
     card = Model.load(model, "cpu").card
     assert card.resolved.method.efm_weight == 5.0, "what was set before stays"
@@ -405,7 +424,7 @@ def test_progress_and_mistakes(folders: Path, tmp_path: Path, capsys: Any) -> No
 
 def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, capsys: Any) -> None:
     data = Path(shutil.copytree(folders / "second", tmp_path / "data"))
-    for name in ("a.CR2", "b.cr2", "deeper/c.cr2", "notes.txt", ".DS_Store", "Thumbs.db", ".hidden/d.heic"):
+    for name in ("a.CR2", "b.cr2", "deeper/c.cr2", "notes.txt", ".DS_Store", "Thumbs.db", ".hidden/d.cr2"):
         (data / "digit-2" / name).parent.mkdir(exist_ok=True)
         (data / "digit-2" / name).touch()
     shutil.copy(next(data.rglob("*.png")), data / "stray.png")
@@ -418,7 +437,7 @@ def test_what_is_learned_from_and_what_is_not(folders: Path, tmp_path: Path, cap
         "4 files ignored: 3 .cr2 (raw photographs: convert to JPEG), 1 .txt (not images)",
         "1 image outside the class folders ignored; put images into the folder of their class",
     ]
-    assert lines[-1].endswith("learned digit-2 from 24 images; it knows 1 class now.")
+    assert any(line.endswith("learned digit-2 from 22 images; it knows 1 class now.") for line in lines)
     assert learn(tmp_path / "quiet", data, *options, "--quiet") == 0
     assert learn(tmp_path / "clean", folders / "second", *options) == 0
     assert "ignored" not in capsys.readouterr().out

@@ -10,6 +10,7 @@ from efcil.commands import (
     audit,
     card,
     check,
+    completion,
     data,
     evaluate,
     export,
@@ -42,4 +43,5 @@ COMMANDS = (
     methods,
     check,
     data,
+    completion,
 )

@@ -41,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="these are more images of classes the model knows: blend them into what it stores about these classes",
     )
+    parser.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
     parser.add_argument("--discard", action="store_true", help="discard an interrupted task")
     parser.add_argument("--preset", metavar="DATASET", help="use the recipes of this dataset (default: folder)")
     parser.add_argument(
@@ -65,13 +66,30 @@ def add_parser(subparsers: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Learn the folder, and save the model."""
+    from efcil.data.decode import BrokenImages
     from efcil.model.images import gather_labelled
     from efcil.model.measuring import in_words
-    from efcil.model.teaching import teach
 
     folder: Path = arguments.model.expanduser()
     pictures, labels = gather_labelled(arguments.data)
-    model = teach(
+    try:
+        model = _taught(arguments, folder, pictures, labels)
+    except BrokenImages as error:
+        raise BrokenImages(f"{error} To learn from the others, add --skip-broken.") from error
+    if not arguments.quiet:
+        names = some(list(dict.fromkeys(map(str, labels))), 20)
+        images, classes = counted(model.card.visits[-1].images, "image"), counted(len(model.card.classes), "class")
+        more = "more of " if arguments.more else ""
+        print(printable(f"{folder}: learned {more}{names} from {images}; it knows {classes} now."))
+        print("\n".join(map(printable, in_words(model.card))))
+    return 0
+
+
+def _taught(arguments: argparse.Namespace, folder: Path, pictures: Any, labels: Sequence[Hashable]) -> Any:
+    """Teach the model in the folder as the flags say, and return it."""
+    from efcil.model.teaching import teach
+
+    return teach(
         folder,
         pictures,
         labels,
@@ -84,14 +102,8 @@ def execute(arguments: argparse.Namespace) -> int:
         checkpoint_steps=arguments.checkpoint_steps,
         quiet=arguments.quiet,
         remarks=[*_contents(arguments.data.expanduser(), labels), *_advice(folder, labels, arguments.more)],
+        skip_broken=arguments.skip_broken,
     )
-    if not arguments.quiet:
-        names = some(list(dict.fromkeys(map(str, labels))), 20)
-        images, classes = counted(model.card.visits[-1].images, "image"), counted(len(model.card.classes), "class")
-        more = "more of " if arguments.more else ""
-        print(printable(f"{folder}: learned {more}{names} from {images}; it knows {classes} now."))
-        print("\n".join(map(printable, in_words(model.card))))
-    return 0
 
 
 def _contents(folder: Path, labels: Sequence[Hashable]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -66,6 +67,8 @@ def _share(text: str) -> float:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Predict the images and print a line for each."""
+    # Read when torch is loaded. Threads that spin while they wait for work would take the cores of those that decode.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from efcil.model.images import ignored_line
     from efcil.model.in_memory import Model
     from efcil.model.prediction import image_files, predict_files

@@ -64,7 +64,8 @@ def likelihood(scores: np.ndarray, labels: np.ndarray, doubt: float = DOUBT) -> 
 def temperature(parts: Sequence[Likelihood], weights: Sequence[float] | None = None) -> float:
     """Return the temperature that is likeliest for several sets of images together; 1 if there are none.
 
-    `weights` say how much each set counts; the default is alike. Between the points of GRID, the parabola through the best one and its neighbours is used.
+    `weights` say how much each set counts; the default is alike. Between the points of GRID, the parabola
+    through the best one and its neighbours is used.
     """
     if not parts:
         return 1.0
@@ -77,11 +78,3 @@ def temperature(parts: Sequence[Likelihood], weights: Sequence[float] | None = N
     bend = before - 2.0 * here + after
     shift = 0.5 * (before - after) / bend if bend > 0.0 else 0.0
     return math.exp(GRID[best] + float(np.clip(shift, -0.5, 0.5)) * (GRID[1] - GRID[0]))
-
-
-def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
-    """Return the expected calibration error: the mean gap between confidence and accuracy over equally wide bins."""
-    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = [abs(float((confidence[place == each] - right[place == each]).sum())) for each in range(bins)]
-    return math.fsum(gaps) / max(len(labels), 1)

@@ -18,6 +18,8 @@ from efcil.core.covariance import shrink
 #: The squared length of a class mean is at least this share of what it seems to be, once its noise is subtracted.
 _SMALLEST_SHARE = 0.1
 _JITTER = 1e-10
+# Without a prior, and with fewer images than features, nothing is left of the denominator.
+_SMALLEST_REST = 0.05
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,26 @@ def _whitened(classes: SharedGaussians, prior: float) -> tuple[Tensor, Tensor, T
         known = torch.zeros_like(covariance)
     else:
         known = covariance
-    shrunk = shrink(covariance, amount(classes.freedom, means.shape[1], prior))
+    strength = amount(classes.freedom, means.shape[1], prior)
+    shrunk = shrink(covariance, strength)
     # Without a prior the covariance may be singular.
     jitter = _JITTER * float(shrunk.diagonal().mean())
     inverse = torch.cholesky_inverse(prototypes.cholesky_factors(shrunk[None], jitter)[0])
     centre = means.mean(dim=0)
     centred = means - centre
     weight = centred @ inverse
-    noise = (inverse * known).sum() / classes.counts.clamp(min=1).double()
+    noise = _unseen_length(inverse, known, strength, classes.freedom) / classes.counts.clamp(min=1).double()
     return weight, centre, (weight * centred).sum(dim=1), noise
+
+
+def _unseen_length(inverse: Tensor, covariance: Tensor, strength: float, freedom: int) -> Tensor:
+    """The mean squared length, after whitening, of the deviation of an image that the covariance was not measured on.
+
+    For those it was measured on it is the trace of the product. Leaving one image out of the covariance raises it, by
+    the formula of Sherman and Morrison, as if all images had the mean length.
+    """
+    seen = (inverse * covariance).sum()
+    return seen / (1.0 - (1.0 - strength) * seen / max(freedom, 1)).clamp(min=_SMALLEST_REST)
 
 
 def _linear(weight: Tensor, offset: Tensor, like: Tensor) -> Classifier:

@@ -4,10 +4,16 @@ How an image becomes RGB: greyscale is repeated over the channels, palettes are 
 spaces are converted, 16-bit values are scaled to 8 bits, and transparent pixels are composited onto white, because the
 colour hidden under full transparency is arbitrary and such pictures are usually shown on white. Of an animation the
 first frame is used. Floating-point images are refused: their range is unknown.
+
+A photograph of twelve megapixels is mostly thrown away when it becomes an input of 224 pixels. With `Fit.reduce`,
+images are first shrunk to a half, a quarter or an eighth, as long as 1.5 times the size that is asked for is left. A
+JPEG file is decoded at that size, which skips most of the work; an image of another kind is averaged over blocks,
+which gives nearly the same pixels. Benchmarks do not use it: their images must stay as they are.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 from collections.abc import Sequence
@@ -16,18 +22,44 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
 
 from efcil.errors import DataError
 
 # Only these decoders are tried. Pillow has many more, some of which start other programs; and trying all of them on
 # every image takes longer than decoding a small one.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+#: Whether the photographs of telephones that are HEIF files can be read: the extra `heic` is installed.
+READS_HEIF = importlib.util.find_spec("pillow_heif") is not None
+HEIF_ADVICE = 'to read HEIC images, pip install "efcil[heic]"'
+SUFFIXES = (
+    *(".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
+    *(HEIF_SUFFIXES if READS_HEIF else ()),
+)
 
 LARGEST_USUAL_SIDE = 224
 #: How many images are read to find the usual side: more would hardly change the median.
 SAMPLED_SIDES = 1000
+
+#: How much larger than the size that is asked for an image must stay when it is shrunk first. Less changes the pixels
+#: visibly, more costs time: docs/speed.md has both.
+_KEPT = 1.5
+_REDUCTIONS = (8, 4, 2)
+#: What undoes an EXIF orientation.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+#: What the first bytes of a HEIF file say after its length and `ftyp`.
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
 
 # Images given to a thread together: enough to make the overhead small, few enough that all threads end together.
 _IMAGES_PER_PIECE = 128
@@ -51,6 +83,7 @@ class Fit:
     size: int
     resize: bool = False
     orient: bool = False  # turn the image as its EXIF orientation says
+    reduce: bool = False  # shrink a much larger image by whole factors first; only with `resize`
 
 
 def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
@@ -63,8 +96,7 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
                     f"is {opened.size[0]} x {opened.size[1]} pixels, but {fit.size} x {fit.size} is expected. "
                     "Replace it with the original image."
                 )
-            opened.load()
-            pixels = fit_image(opened, fit)
+            pixels = _decoded(opened, fit)
     except DataError as error:
         raise DataError(f"{encoded.where} {error}") from None
     except Image.DecompressionBombError as error:
@@ -89,10 +121,63 @@ def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
 
 def fit_image(image: Image.Image, fit: Fit) -> np.ndarray:
     """Return an opened image as a uint8 array of height x width x 3, turned and resized as `fit` says."""
+    if fit.resize and fit.reduce:
+        return _shrunk(image, fit, image.size, _reduction(image.size, fit.size))
     if fit.orient:
         image = ImageOps.exif_transpose(image)
     image = _to_rgb(image)
     return np.asarray(_resize_and_crop(image, fit.size) if fit.resize else image)
+
+
+def _decoded(image: Image.Image, fit: Fit) -> np.ndarray:
+    """Decode an opened file, a JPEG at about the size that is needed."""
+    whole, factor = image.size, _reduction(image.size, fit.size) if fit.resize and fit.reduce else 1
+    drafted = None
+    # That of HEIF would take an embedded thumbnail, which may show anything. The mode stays: grey, RGB and CMYK are
+    # converted later, as always.
+    if factor > 1 and isinstance(image, JpegImageFile):
+        drafted = image.draft(None, (whole[0] // factor, whole[1] // factor))
+    image.load()
+    if image.format == "HEIF" and image.size != whole:  # its header was believed when the pixels were counted
+        raise DataError(f"is {image.size[0]} x {image.size[1]} pixels, but says {whole[0]} x {whole[1]}. Replace it.")
+    return fit_image(image, fit) if drafted is None else _shrunk(image, fit, drafted[1][2:], 1)
+
+
+def _reduction(size: tuple[int, int], target: int) -> int:
+    """Return by which factor an image may be shrunk before it is resized to `target` pixels."""
+    return next((factor for factor in _REDUCTIONS if min(size) >= factor * _KEPT * target), 1)
+
+
+def _shrunk(image: Image.Image, fit: Fit, area: tuple[float, float], factor: int) -> np.ndarray:
+    """Shrink an image by `factor`, then turn and resize it.
+
+    `area` is what it shows, in its pixels: at an eighth, the last column may show a single column of the file.
+    """
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if fit.orient else 1
+    image = _to_rgb(image)
+    if factor > 1:
+        image = image.reduce(factor)
+    width, height = area[0] / factor, area[1] / factor
+    if orientation in _TURNS:
+        image = image.transpose(_TURNS[orientation])
+        width, height = (height, width) if orientation >= 5 else (width, height)
+    # A last column that is not full may be the first one by now.
+    left = image.size[0] - width if orientation in (2, 3, 6, 7) else 0.0
+    top = image.size[1] - height if orientation in (3, 4, 7, 8) else 0.0
+    return np.asarray(_resize_and_crop(image, fit.size, (left, top, width, height)))
+
+
+class BrokenImages(DataError):
+    """Images that cannot be used, among others that can."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An image that cannot be used: its place in the sequence, its name, and why."""
+
+    index: int
+    where: str
+    error: DataError
 
 
 def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, workers: int | None = None) -> None:
@@ -100,35 +185,44 @@ def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, worker
 
     All images are tried; the error says what is wrong with the first broken one and names the others.
     """
+    broken = decode_intact(target, encoded, fit, workers)
+    if len(broken) == 1:
+        raise BrokenImages(str(broken[0].error)) from broken[0].error
+    if broken:
+        names = ", ".join(each.where for each in broken[:_NAMED_BROKEN])
+        more = f" and {len(broken) - _NAMED_BROKEN} more" if len(broken) > _NAMED_BROKEN else ""
+        raise BrokenImages(f"{broken[0].error} {len(broken)} images cannot be used: {names}{more}.") from broken[
+            0
+        ].error
+
+
+def decode_intact(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, workers: int | None = None) -> list[Broken]:
+    """Do as `decode_into` does, but return the broken images, in order; their places in `target` are undefined."""
     if len(target) != len(encoded):
         raise ValueError(f"{len(encoded)} images for {len(target)} places")
-
-    def decode_piece(start: int) -> list[tuple[str, DataError]]:
-        broken = []
-        for index in range(start, min(start + _IMAGES_PER_PIECE, len(encoded))):
-            try:
-                target[index] = decode_image(encoded[index], fit)
-            except DataError as error:
-                broken.append((encoded[index].where, error))
-        return broken
-
     # Pillow releases the interpreter's lock while it decompresses and resizes: threads are enough, and share `target`.
     # If there is little to decompress, many threads only wait for the lock.
     small = all(isinstance(each.content, bytes) and len(each.content) < _SMALL_BYTES for each in encoded[:16])
     most = min(_FEW_THREADS, os.cpu_count() or 1) if small else os.cpu_count() or 1
-    with ThreadPoolExecutor(max(1, workers or most)) as pool:
-        pieces = [pool.submit(decode_piece, start) for start in range(0, len(encoded), _IMAGES_PER_PIECE)]
+    threads = max(1, workers or most)
+    size = max(1, min(_IMAGES_PER_PIECE, len(encoded) // (4 * threads)))  # a few large images: all threads work, too
+
+    def decode_piece(start: int) -> list[Broken]:
+        broken = []
+        for index in range(start, min(start + size, len(encoded))):
+            try:
+                target[index] = decode_image(encoded[index], fit)
+            except DataError as error:
+                broken.append(Broken(index, encoded[index].where, error))
+        return broken
+
+    with ThreadPoolExecutor(threads) as pool:
+        pieces = [pool.submit(decode_piece, start) for start in range(0, len(encoded), size)]
         try:
-            broken = [each for piece in pieces for each in piece.result()]
+            return [each for piece in pieces for each in piece.result()]
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    if len(broken) == 1:
-        raise broken[0][1]
-    if broken:
-        names = ", ".join(where for where, _ in broken[:_NAMED_BROKEN])
-        more = f" and {len(broken) - _NAMED_BROKEN} more" if len(broken) > _NAMED_BROKEN else ""
-        raise DataError(f"{broken[0][1]} {len(broken)} images cannot be used: {names}{more}.") from broken[0][1]
 
 
 def short_side(encoded: Encoded) -> int:
@@ -136,6 +230,8 @@ def short_side(encoded: Encoded) -> int:
     try:
         with _open(encoded.content) as image:
             return min(image.size)
+    except DataError as error:
+        raise DataError(f"{encoded.where} {error}") from None
     except Exception as error:  # as in decode_image
         raise DataError(
             f"{encoded.where} cannot be read as an image ({_reason(error)}). "
@@ -170,14 +266,40 @@ def _open(content: bytes | Path) -> Image.Image:
     # A pipe or a device may never end. The caller reports a missing file or a folder.
     if isinstance(content, Path) and content.exists() and not (content.is_file() or content.is_dir()):
         raise DataError("is not a regular file. Give an image file.")
-    return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
+    try:
+        return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
+    except Image.UnidentifiedImageError:
+        if not _is_heif(content):
+            raise
+    if not READS_HEIF:
+        raise DataError(f"is a HEIF image. Convert it to JPEG or PNG; {HEIF_ADVICE}.")
+    _register_heif()
+    return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=("HEIF",))
+
+
+def _is_heif(content: bytes | Path) -> bool:
+    """Say whether a file is a HEIF image by its first bytes: many have the suffix of another format."""
+    if isinstance(content, Path):
+        with open(content, "rb") as stream:
+            start = stream.read(12)
+    else:
+        start = content[:12]
+    return start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS
+
+
+def _register_heif() -> None:
+    """Let Pillow decode HEIF; it is not asked to write it, and its other formats stay as they are."""
+    from pillow_heif import HeifImageFile
+
+    if "HEIF" not in Image.OPEN:
+        Image.register_open("HEIF", HeifImageFile)
 
 
 def _reason(error: Exception) -> str:
     # Pillow's message for unknown content prints the address of a buffer object, which does not help the user.
     if isinstance(error, Image.UnidentifiedImageError):
-        return "its format is none of " + ", ".join(FORMATS)
-    return str(error) or type(error).__name__
+        return "its format is none of " + ", ".join((*FORMATS, *["HEIF"] * READS_HEIF))
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -196,10 +318,13 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _resize_and_crop(image: Image.Image, size: int) -> Image.Image:
-    width, height = image.size
+def _resize_and_crop(
+    image: Image.Image, size: int, area: tuple[float, float, float, float] | None = None
+) -> Image.Image:
+    """Resize the centred square of an image, or of an `area` of it: its left and top, width and height."""
+    left, top, width, height = area or (0.0, 0.0, *image.size)
     side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
+    left, top = left + (width - side) / 2, top + (height - side) / 2
     # One resampling of the centred square gives the same as resizing the short side and cropping, without computing
     # the pixels outside the crop. Pillow's bilinear filter widens with the reduction, that is, it is antialiased.
     return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))

@@ -30,7 +30,7 @@ _SPAN = (
     "With fewer images than features it spans exactly the features it was measured on, which can separate training "
     "images from others, most of all if they were not augmented (see membership in `efcil audit`). It holds no pixels."
 )
-_BUFFERS = ("means", "covariances", "compact", "moments", "covariance_of", "counts")
+_BUFFERS = ("means", "covariances", "compact", "moments", "covariance_of", "counts", "freedom")
 Stored = TypeVar("Stored")
 
 
@@ -238,7 +238,9 @@ class ClassMemory(Keeping):
         known = sorted(set(labels.tolist()))
         fresh = torch.bincount(labels, minlength=len(self.means))
         if self.form == POOLED:
-            self._pool(gaussians.within_classes(features, labels, known), known, [images[each] for each in known])
+            # Its own counts, where there are any: images that were held out are not in the mean.
+            before = self.counts.tolist() if self.has_counts else images
+            self._pool(gaussians.within_classes(features, labels, known), known, [before[each] for each in known])
         else:
             self._blend_each(known, *prototypes.class_statistics(features, labels, known), images, fresh)
         if self.has_counts:

@@ -150,7 +150,7 @@ def audit(folder: Path, data: Path, held_out: Path | None = None) -> Audit:
 def _coverage(card: Card, labels: Sequence[str]) -> Coverage:
     """Return how much of what the model has learned is covered by images of these classes."""
     given = Counter(labels)
-    learned = {folder_label(str(each.label)): each.images for each in card.classes}
+    learned = {folder_label(str(each.label)): each.images + card.held_out(each) for each in card.classes}
     found = {name: count for name, count in learned.items() if name in given}
     counted = all(learned.values())
     return Coverage(

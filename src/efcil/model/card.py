@@ -23,7 +23,7 @@ from efcil.data.augment import AUGMENTATIONS, Normalisation
 from efcil.engine import hardware
 from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
-from efcil.model.measured import Measured, read_measured
+from efcil.model.measured import HELD_OUT, Measured, read_measured
 from efcil.network import backbones
 from efcil.resolution import Resolved
 from efcil.resolution.identity import recipe_as_implied
@@ -148,6 +148,11 @@ class Card:
         """How many classes were forgotten, or are part of another one now."""
         gone = {"forget": 0, "merge": 1}  # merging leaves one
         return sum(visit.classes - gone[visit.kind] for visit in self.visits if visit.kind in gone)
+
+    def held_out(self, learned: LearnedClass) -> int:
+        """Return how many images of a class the model has seen in its task without learning from them."""
+        task = [visit for visit in self.visits if visit.kind == "task"][learned.task]
+        return learned.measured if task.measured is not None and task.measured.way == HELD_OUT else 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the card as plain values."""

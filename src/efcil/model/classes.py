@@ -17,7 +17,7 @@ from efcil.errors import SettingsError, shortened, some, unknown
 from efcil.files import locked, refuse_full, refuse_unwritable
 from efcil.methods.base import Method
 from efcil.methods.memory import POOLED, SHARED, ClassMemory
-from efcil.model import contents
+from efcil.model import contents, readme
 from efcil.model import folder as model_folder
 from efcil.model.blending import refit_heads
 from efcil.model.card import LearnedClass, ModelError, Visit, check_consistency, encode_label, made_with, now
@@ -121,7 +121,7 @@ def merge(model: Model, labels: Sequence[Hashable], into: Hashable) -> Merged:
     card, first = model.card, places[0]
     counts = [each.images for each in card.classes]
     images = sum(counts[place] for place in places)
-    one = replace(card.classes[first], label=into, images=images)
+    one = replace(card.classes[first], label=into, images=images, measured=0, right=0)
     kept = tuple(one if n == first else each for n, each in enumerate(card.classes) if n not in places[1:])
     about = model.ready.about
     refitted = about.decides_by_heads and classifiers.automatic(about.keeps) == "rebalanced"
@@ -236,10 +236,12 @@ def in_folder(folder: Path, change: Callable[[Model], Result], device: str = "au
         model = Model.load(folder, device)
         _refuse_unfinished(folder, model)
         checkpoint.tidy(folder, model_folder.STEM)
+        before = model.card
         result = change(model)
         tensors = model.tensors()
         refuse_full(folder, sum(value.numel() * value.element_size() for value in tensors.values()) + (1 << 20))
         model_folder.write(folder, model.card, tensors)
+        readme.renew(folder, before, model.card)
     return model, result
 
 

@@ -65,7 +65,7 @@ _OTHERWISE = "if they are images, convert to JPEG or PNG"
 
 def model_fit(size: int) -> Fit:
     """Return how files and PIL images become model input: turned upright, their centred square resized."""
-    return Fit(size, resize=True, orient=True)
+    return Fit(size, resize=True, orient=True, reduce=True)
 
 
 class Pictures:
@@ -361,7 +361,7 @@ def _pixels_of(item: Any, size: int) -> np.ndarray:
     if array.shape == (size, size, 3):
         return array
     image = Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))
-    return fit_image(image, Fit(size, resize=image.size != (size, size)))
+    return fit_image(image, Fit(size, resize=image.size != (size, size), reduce=True))
 
 
 def _array(item: Any) -> np.ndarray:

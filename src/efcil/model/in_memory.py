@@ -35,6 +35,8 @@ from efcil.resolution.unused import refuse_unused
 from efcil.settings import TrainingSettings
 
 PIECE_BYTES = 1 << 24
+#: A CPU is fastest when the activations of a batch stay near it: six images of 224 pixels.
+CPU_PIECE_BYTES = 1 << 22
 LARGEST_PIECE = 128
 #: Settings that are fixed by the first task.
 _FIXED = ("method", "preset", "seed", "network", "weights", "input_size", "augmentation", "image_size")
@@ -253,8 +255,9 @@ class Model:
 
     @property
     def piece(self) -> int:
-        """How many images are scored per batch; it depends only on their size, so that scores do not vary."""
-        return max(1, min(LARGEST_PIECE, PIECE_BYTES // (12 * self.card.image_size**2)))
+        """How many images are scored per batch; it depends only on their size and the device: scores do not vary."""
+        most = CPU_PIECE_BYTES if self.execution.device.type == "cpu" else PIECE_BYTES
+        return max(1, min(LARGEST_PIECE, most // (12 * self.card.image_size**2)))
 
     @torch.no_grad()
     def scores(self, pixels: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from efcil.errors import DataError
 from efcil.model.images import InputError, model_fit, unknown_files
 from efcil.model.in_memory import Model
 from efcil.network.memo import remembered_features
+
+#: How many batches are decoded ahead.
+_BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -84,25 +88,31 @@ def _matching(pattern: str, ignored: set[Path]) -> list[str]:
 
 
 def predict_files(model: Model, paths: Iterable[str], top: int, unknown: float | None = None) -> Iterator[Prediction]:
-    """Yield a prediction for every file, in order; at most two batches are in memory at a time.
+    """Yield a prediction for every file, in order; at most three batches are in memory at a time.
 
-    While one batch is scored, the next one is decoded in threads. With `unknown`, images whose typicality is below that
-    share are marked as unknown.
+    While one batch is scored, the next two are decoded in threads: with large photographs decoding is most of the work,
+    and no thread may wait for the scores. With `unknown`, images whose typicality is below that share are marked as
+    unknown.
     """
     if unknown is not None:
         model.refuse_without_typicality()
     labels, remaining = model.card.labels, iter(paths)
     fit = model_fit(model.card.image_size)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    waiting: deque[tuple[str, Future[np.ndarray]]] = deque()
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
 
-        def next_piece() -> list[tuple[str, Future[np.ndarray]]]:
-            chosen = itertools.islice(remaining, model.piece)
-            return [(path, pool.submit(decode_image, Encoded(Path(path), path), fit)) for path in chosen]
+    def submit(count: int) -> None:
+        for path in itertools.islice(remaining, count):
+            waiting.append((path, pool.submit(decode_image, Encoded(Path(path), path), fit)))
 
-        piece = next_piece()
-        while piece:
-            decoded = [(path, _result(future)) for path, future in piece]
-            piece = next_piece()
+    try:
+        submit(_BATCHES_AHEAD * model.piece)
+        while waiting:
+            decoded: list[tuple[str, np.ndarray | str]] = []
+            while waiting and len(decoded) < model.piece:
+                path, future = waiting.popleft()
+                decoded.append((path, _result(future)))
+                submit(1)
             intact = [pixels for _, pixels in decoded if isinstance(pixels, np.ndarray)]
             rows = iter(_best(model, np.stack(intact), labels, top, unknown) if intact else ())
             for path, pixels in decoded:
@@ -110,6 +120,8 @@ def predict_files(model: Model, paths: Iterable[str], top: int, unknown: float |
                     yield Prediction(path, error=pixels)
                 else:
                     yield next(rows)(path)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _result(future: Future[np.ndarray]) -> np.ndarray | str:

@@ -36,6 +36,10 @@ _LICENSED = re.compile(r"^license: (\S+)$", re.M)
 _MARKUP = re.compile(r"([\\`*_{}\[\]()<>#!|&~:@$]|(?<=www)\.)", re.I)
 
 
+#: What the visits are called that are not tasks.
+_KINDS = {"more": "more images", "rename": "renamed", "forget": "forgotten", "merge": "merged into one"}
+
+
 def check_licence(licence: str | None) -> None:
     """Refuse what cannot be the Hub's short name of a licence."""
     if licence is not None and not (isinstance(licence, str) and LICENCE.fullmatch(licence)):
@@ -77,6 +81,15 @@ def is_readme(file: Path, card: Card) -> bool:
     if licence is not None and not LICENCE.fullmatch(licence):
         return False
     return (name == FOLDER or REPOSITORY.fullmatch(name) is not None) and text == readme(card, licence, name)
+
+
+def renew(folder: Path, before: Card, now: Card) -> None:
+    """Write the README.md of a folder again if it is that of its earlier model: it would name classes that are gone."""
+    file = folder / NAME
+    if is_readme(file, before):
+        text = read_regular(file, LARGEST).decode("utf-8")
+        licensed, used = _LICENSED.search(text.partition("\n---\n")[0]), _USED_FROM.search(text)
+        write_readme(folder, now, licensed[1] if licensed else None, used[1] if used else None)
 
 
 def readme(card: Card, licence: str | None = None, name: str | None = None) -> str:
@@ -151,7 +164,7 @@ def _visits(card: Card) -> Iterator[str]:
     yield from ("## Visits", "", f"| visit | date | classes | images |{title}")
     yield "|---:|---|---:|---:|" + "---:|" * bool(title)
     for number, visit in enumerate(card.visits[:MOST_ROWS], start=1):
-        kind = "" if visit.kind == "task" else " (more images)"
+        kind = "" if visit.kind == "task" else f" ({_KINDS[visit.kind]})"
         row = f"| {number} | {escaped(visit.date[:10])} | {visit.classes:,}{kind} | {visit.images:,} |"
         yield row + (f" {measured[number - 1]} |" if title else "")
     yield from _left_out(len(card.visits), "visits")

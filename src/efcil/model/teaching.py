@@ -13,7 +13,7 @@ from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
 from efcil.errors import some
 from efcil.files import locked, refuse_full, refuse_unwritable
-from efcil.model import defaults
+from efcil.model import broken, defaults
 from efcil.model import folder as model_folder
 from efcil.model.card import ModelError, changed_computing, made_with, versions
 from efcil.model.estimate import estimate
@@ -43,6 +43,7 @@ def teach(
     quiet: bool = True,
     remarks: Iterable[str] = (),
     repeats: np.ndarray | None = None,
+    skip_broken: bool = False,
     reporter: type[Progress] = Progress,
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
@@ -50,7 +51,8 @@ def teach(
     A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
     interrupted task started with, and returns those to learn with; `completed` then chooses network and method of a new
     model where none is named. An interrupted task is resumed when the same images are given again; `discard` discards
-    it. `held_out` is the share of images that are not learned from but measure the result; None chooses.
+    it. `held_out` is the share of images that are not learned from but measure the result; None chooses. `skip_broken`
+    leaves out images that cannot be read.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
@@ -63,7 +65,13 @@ def teach(
         with reporter(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
             for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model), *_made_of(model)):
                 progress.say(line)
-            pixels = pictures.pixels(model.card.image_size)
+            if skip_broken:
+                found = broken.intact(pictures, labels, model.card.image_size)
+                broken.report(found, progress.say)
+                pixels, labels = found.pixels, found.labels
+                repeats = None if repeats is None else repeats[found.places]
+            else:
+                pixels = pictures.pixels(model.card.image_size)
             progress.say(estimate(model, pixels, more=more))
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
             learn(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from efcil.network.folded import Folded, applies
 from efcil.network.resnet import BatchNorm
 
 _STEM, _HEAD = 32, 1280
@@ -37,10 +38,14 @@ class SamePadding(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Pad, then convolve."""
-        if self.stride[0] > 1:
-            (top, bottom), (left, right) = (self._missing(side) for side in input.shape[2:])
-            input = functional.pad(input, [left, right, top, bottom])
-        return super().forward(input)
+        return super().forward(self.padded(input))
+
+    def padded(self, input: Tensor) -> Tensor:
+        """Return the input of the convolution itself: with a stride, the border is added first."""
+        if self.stride[0] == 1:
+            return input
+        (top, bottom), (left, right) = (self._missing(side) for side in input.shape[2:])
+        return functional.pad(input, [left, right, top, bottom])
 
     def _missing(self, side: int) -> tuple[int, int]:
         stride, kernel = self.stride[0], self.kernel_size[0]
@@ -71,6 +76,15 @@ class InvertedBlock(nn.Module):
         hidden = self.project_norm(self.project_conv(hidden))
         return hidden + x if self.adds else hidden
 
+    def read(self, x: Tensor, folded: Folded) -> Tensor:
+        """Do what `forward` does, BatchNorm folded into the convolutions."""
+        hidden = x
+        if self.expand_conv is not None and self.expand_norm is not None:
+            hidden = folded.limited(self.expand_conv, self.expand_norm, hidden)
+        hidden = folded.limited(self.depth_conv, self.depth_norm, self.depth_conv.padded(hidden))
+        hidden = folded(self.project_conv, self.project_norm, hidden)
+        return hidden.add_(x) if self.adds else hidden
+
 
 class EfficientNetLite(nn.Module):
     """Maps images (batch, 3, h, w) to features (batch, 1280) from 0 to 6.
@@ -95,14 +109,24 @@ class EfficientNetLite(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.head_conv = SamePadding(inputs, _HEAD, 1)
         self.head_norm = _norm(_HEAD)
+        self._folded = Folded()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return float32 features (batch, 1280): globally averaged final activations."""
+        if applies(self, images):
+            return self._read(images)
         x = functional.relu6(self.stem_norm(self.stem_conv(images)))
         for block in self.blocks:
             x = block(x)
         x = functional.relu6(self.head_norm(self.head_conv(x)))
         return x.float().mean(dim=(2, 3)) if x.dtype in (torch.bfloat16, torch.float16) else x.mean(dim=(2, 3))
+
+    def _read(self, images: Tensor) -> Tensor:
+        folded = self._folded
+        x = folded.limited(self.stem_conv, self.stem_norm, self.stem_conv.padded(images))
+        for block in self.blocks:
+            x = block.read(x, folded)  # type: ignore[operator]
+        return folded.limited(self.head_conv, self.head_norm, x).mean(dim=(2, 3))
 
 
 def _norm(channels: int) -> BatchNorm:

@@ -31,11 +31,12 @@ class FeatureMemo:
         def features(images: Tensor) -> Tensor:
             if torch.is_grad_enabled() or _versions(network) != weights:
                 return compute(images)
-            return self._looked_up(images, compute)
+            return self.look_up(images, compute)
 
         object.__setattr__(network, _HOOK, features)
 
-    def _looked_up(self, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    def look_up(self, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the features (batch, n) of images, computing those that are not known yet."""
         digests = [_digest(image) for image in images]
         missing = [row for row, digest in enumerate(digests) if digest not in self._known]
         if len(missing) == len(images):
