@@ -71,9 +71,9 @@ class Trainer:
         self.feed = Feed(learner, data, task, recipe.batch_size)
         groups = learner.parameter_groups(recipe)
         self.optimiser: Optimiser
-        self.trains = bool(groups)
+        self.trains = bool(groups) and recipe.epochs > 0
         if not self.trains:
-            self.optimiser = Optimiser()  # never used: this method learns only in end_task
+            self.optimiser = Optimiser()  # never used: this task is learned only in end_task
         elif learner.network.fast is not None:
             fast = learner.network.fast
             self.optimiser = FlatOptimiser(groups, recipe, fast, self.feed.block_steps, recipe.gradient_clip)

@@ -114,12 +114,8 @@ class Backbone:
         return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def bytes(self) -> int:
-        """Return the size of the backbone's parameters; ours are not allocated for it."""
-        if self.architecture not in NETWORKS:
-            return _outside_bytes(self.architecture)
-        with torch.device("meta"):
-            network = NETWORKS[self.architecture][1]()
-        return sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+        """Return the size of the backbone's parameters."""
+        return _bytes(self.architecture)
 
 
 def check_name(name: str) -> None:
@@ -253,8 +249,10 @@ def _timm() -> Any:
 
 
 @cache
-def _outside_bytes(architecture: str) -> int:
-    network = _build(architecture, loaded=False)
+def _bytes(architecture: str) -> int:
+    # Built for it: on the device `meta`, which allocates nothing, the first network takes a second.
+    with torch.random.fork_rng(devices=[]):
+        network = _build(architecture, loaded=False)
     return sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
 
 
