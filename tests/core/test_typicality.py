@@ -65,8 +65,17 @@ def test_spreads_pool_to_that_of_all_images() -> None:
     assert (pooled.images, pooled.mean, pooled.variance) == pytest.approx((90, whole.mean, whole.variance))
 
 
-def test_nothing_is_said_where_too_few_images_were_held_out() -> None:
-    assert typicality.spread_of(np.array([0.5, 0.6])) is None
+def test_single_images_count_together() -> None:
+    values = np.array([0.5, 0.6, 0.9])
+    parts = [typicality.spread_of(values[place : place + 1]) for place in range(3)]
+    pooled, whole = typicality.pooled([part for part in parts if part is not None]), typicality.spread_of(values)
+    assert pooled is not None
+    assert whole is not None
+    assert (pooled.images, pooled.mean, pooled.variance) == pytest.approx((3, whole.mean, whole.variance))
+
+
+def test_nothing_is_said_where_no_image_was_held_out() -> None:
+    assert typicality.spread_of(np.array([])) is None
     assert typicality.spread_of(np.array([0.5, np.nan, 0.2])) is None
     assert typicality.pooled([]) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
 from efcil.core import calibration
+from efcil.core.typicality import Spread
 from efcil.errors import SettingsError
 from efcil.model import Model, ModelError, measuring
 from efcil.model.card import Card, read_card
@@ -169,6 +171,51 @@ def test_without_statistics_or_held_out_images_nothing_is_unknown(digits: Any) -
     assert all_learned.temperature == 1.0
     with pytest.raises(ModelError, match="No images were held out"):
         all_learned.refuse_without_typicality()
+
+
+def test_too_few_held_out_images_call_nothing_unknown(digits: Any) -> None:
+    """Four images that happen to be close would reject most others."""
+    model = taught(digits, "efc", (0, 1))
+    assert model.held_out_closeness is not None
+    assert model.held_out_closeness.images == 4
+    assert model.typicality(coloured(digits.train(0)[0])) is None
+    with pytest.raises(ModelError, match=r"Too few images were held out \(4\) when this model learned.* needs 10"):
+        model.refuse_without_typicality()
+
+
+def test_closeness_is_stale_once_the_network_is_trained_again(digits: Any) -> None:
+    """A new class of a network that has moved must not be compared with what was close before."""
+    model = taught(digits, "efc", (0, 1), held_out=0.5)
+    assert model.typicality(coloured(digits.train(0)[0])) is not None
+    images, labels = digits.train(2)
+    learn(model, coloured(images), labels.tolist())
+    assert model.held_out_closeness is not None
+    assert model.held_out_closeness.images == 2, "those of the first task are about another network"
+    assert model.typicality(coloured(images)) is None
+    with pytest.raises(ModelError, match="when this model last trained its network"):
+        model.refuse_without_typicality()
+
+
+def test_a_new_class_is_known_although_the_network_has_moved(digits: Any) -> None:
+    model = taught(digits, "efc", (0, 1), held_out=0.5)
+    first = model.card.visits[0].measured
+    assert first is not None
+    assert first.closeness is not None
+    images, labels = digits.train(2)
+    learn(model, coloured(images), labels.tolist(), held_out=0.5)
+    stale = replace(model.card.visits[0], measured=replace(first, closeness=Spread(24, 0.999, 1e-8)))
+    model.card = replace(model.card, visits=(stale, model.card.visits[1]))
+    typical = model.typicality(coloured(digits.test(2)[0]))
+    assert typical is not None
+    assert (typical < 0.05).mean() < 0.5, "compared with the first task alone, all are unknown"
+
+
+def test_a_frozen_network_keeps_what_every_visit_measured(frozen: Model) -> None:
+    assert frozen.card.since_trained == frozen.card.visits
+    assert frozen.held_out_closeness is not None
+    assert frozen.held_out_closeness.images == sum(
+        visit.measured.closeness.images for visit in frozen.card.visits if visit.measured and visit.measured.closeness
+    )
 
 
 def test_another_classifier_does_not_inherit_the_temperature(frozen: Model) -> None:

@@ -51,8 +51,7 @@ def address(good: Path) -> Iterator[str]:
 
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    # A network trained from scratch on a few digits moves too much to know what is typical: nothing is called unknown.
-    app = create_app(ServeOptions(good, device="cpu", unknown=0.0, limits=Limits(rate=0)))
+    app = create_app(ServeOptions(good, device="cpu", limits=Limits(rate=0)))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()

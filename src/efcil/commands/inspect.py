@@ -80,7 +80,7 @@ def _measured(card: Any) -> list[str]:
     parts = [each for _, each in found]
     temperature = measured.temperature(parts, card.settings.classifier, len(card.classes))
     lines.append(f"  temperature of the probabilities: {temperature:.4g}")
-    spread = measured.closeness(parts)
+    spread = measured.closeness(visit.measured for visit in card.since_trained)
     if spread is not None:
         lines.append(f"  held-out images that `predict --unknown` compares with: {spread.images}")
     return lines

@@ -22,8 +22,8 @@ from torch.nn import functional
 #: How far the point that directions are seen from lies on the way from the origin to the centre of the class means.
 #: From 0.5 to 0.9 it hardly matters; 0 is worse with similar classes, 1 with few classes.
 CENTRING = 0.75
-#: Below this number of images, their variance says too little.
-FEWEST = 3
+#: With fewer images than this, chance decides which share of others is called untypical.
+FEWEST = 10
 
 Closeness = Callable[[Tensor], Tensor]
 
@@ -46,17 +46,20 @@ def closeness(means: Tensor) -> Closeness:
 
 
 def spread_of(values: np.ndarray) -> Spread | None:
-    """Return mean and variance of the closeness of held-out images; None if there are too few."""
-    if len(values) < FEWEST or not np.isfinite(values).all():
+    """Return mean and variance of the closeness of held-out images; None if there are none.
+
+    A single image has no variance; together with others (`pooled`) it counts all the same.
+    """
+    if not len(values) or not np.isfinite(values).all():
         return None
-    return Spread(len(values), float(values.mean()), float(values.var(ddof=1)))
+    return Spread(len(values), float(values.mean()), float(values.var(ddof=1)) if len(values) > 1 else 0.0)
 
 
 def pooled(parts: Sequence[Spread]) -> Spread | None:
     """Return mean and variance of several sets of images taken together; None if there are none."""
     count = sum(part.images for part in parts)
-    if count < FEWEST:
-        return None
+    if count < 2:
+        return parts[0] if parts else None
     mean = math.fsum(part.images * part.mean for part in parts) / count
     within = math.fsum((part.images - 1) * part.variance for part in parts)
     between = math.fsum(part.images * (part.mean - mean) ** 2 for part in parts)
@@ -66,7 +69,8 @@ def pooled(parts: Sequence[Spread]) -> Spread | None:
 def share_as_untypical(values: np.ndarray, known: Spread) -> np.ndarray:
     """Return, for each closeness, the expected share of images of known classes that are no closer (N), in [0, 1].
 
-    The distribution of a new image's closeness, given mean and variance of `known.images` others, is Student's.
+    The distribution of a new image's closeness, given mean and variance of `known.images` others, is Student's. They
+    must be at least two.
     """
     from scipy.special import stdtr  # type: ignore[import-untyped]
 

@@ -149,6 +149,16 @@ class Card:
         gone = {"forget": 0, "merge": 1}  # merging leaves one
         return sum(visit.classes - gone[visit.kind] for visit in self.visits if visit.kind in gone)
 
+    @property
+    def since_trained(self) -> tuple[Visit, ...]:
+        """The last visit that trained the network, and those after it; all visits if none did.
+
+        What earlier visits measured in feature space is about a network that is no more.
+        """
+        later = methods.get(self.settings.method).traits(self.resolved.method).trains_later
+        tasks = [place for place, visit in enumerate(self.visits) if visit.kind == "task"]
+        return self.visits[tasks[-1] if later and tasks else 0 :]
+
     def held_out(self, learned: LearnedClass) -> int:
         """Return how many images of a class the model has seen in its task without learning from them."""
         task = [visit for visit in self.visits if visit.kind == "task"][learned.task]

@@ -106,8 +106,8 @@ def evaluate(
         raise InputError(f"There are {len(pictures)} images. Give one label for each.")
     numbers = _numbers(model, labels)
     _refuse_strangers(model, labels, numbers, unknown)
-    if unknown is not None and (refuse := getattr(model, "refuse_without_typicality", None)) is not None:
-        refuse()  # before anything is decoded
+    if unknown is not None:
+        model.refuse_without_typicality()  # before anything is decoded
     unreadable: list[tuple[int, str]] = []
     answers = _answers(model, pictures, numbers, unknown is not None, unreadable, progress)
 

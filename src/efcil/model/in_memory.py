@@ -280,13 +280,19 @@ class Model:
     def typicality(self, pixels: np.ndarray) -> np.ndarray | None:
         """Return about which share of images of known classes look as untypical as each of these, or more so (N).
 
-        None where the method keeps no class means, or where no image was held out: see `refuse_without_typicality`.
+        None where the method keeps no class means, or where too few images were held out: see
+        `refuse_without_typicality`.
         """
-        statistics, known = self.ready.statistics(), self._held_out_closeness()
-        if statistics is None or known is None:
+        statistics, fresh = self.ready.statistics(), self.held_out_closeness
+        if statistics is None or fresh is None or fresh.images < typicality.FEWEST:
             return None
         close, method = typicality.closeness(statistics.means), self.ready
-        return typicality.share_as_untypical(self.by_pieces(pixels, lambda x: close(method.embed(x))), known)
+        values = self.by_pieces(pixels, lambda x: close(method.embed(x)))
+        every = measured.closeness(visit.measured for visit in self.card.visits)
+        assert every is not None
+        # Classes from before the network was last trained have moved, by how much is not known: images must be
+        # untypical of the new classes, and of all classes as far as they were measured.
+        return np.maximum(*(typicality.share_as_untypical(values, known) for known in (fresh, every)))
 
     def refuse_without_typicality(self) -> None:
         """Raise an error that says why it cannot be known how typical an image is of the classes, if it cannot."""
@@ -296,15 +302,22 @@ class Model:
                 f"{self.card.settings.method} keeps no class statistics that an image could be compared with, so it "
                 f"cannot answer unknown. Methods that can: {', '.join(able)}."
             )
-        if self._held_out_closeness() is None:
+        fresh = self.held_out_closeness
+        if fresh is None or fresh.images < typicality.FEWEST:
+            few = "No images were" if fresh is None else "Too few images were"
+            count = "" if fresh is None else f" ({fresh.images})"
+            earlier = len(self.card.since_trained) < len(self.card.visits)
             raise ModelError(
-                "No images were held out when this model learned, so it is not known how far images of its classes "
-                "differ from them, and it cannot answer unknown. Learn with at least 5 images of every class, and "
-                "without --held-out 0."
+                f"{few} held out{count} when this model {'last trained its network' if earlier else 'learned'}, so it "
+                "is not known how far images of its classes differ from them, and it cannot answer unknown: that needs "
+                f"{typicality.FEWEST}. Learn from more images, or hold out a larger share of them, such as --held-out "
+                "0.3 (held_out=0.3 in Python)."
             )
 
-    def _held_out_closeness(self) -> Spread | None:
-        return measured.closeness(visit.measured for visit in self.card.visits)
+    @property
+    def held_out_closeness(self) -> Spread | None:
+        """How close held-out images are to the class means in the features of the network as it is."""
+        return measured.closeness(visit.measured for visit in self.card.since_trained)
 
     def by_pieces(self, pixels: np.ndarray, function: Callable[[Tensor], Tensor]) -> np.ndarray:
         """Apply a function of network input to uint8 images, batch by batch."""

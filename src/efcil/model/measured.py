@@ -89,7 +89,7 @@ def _read_spread(value: Any) -> Spread | None:
         return None
     facts = _group(value)
     return Spread(
-        images=_count(facts["images"], typicality.FEWEST, _MOST),
+        images=_count(facts["images"], 1, _MOST),
         mean=_number(facts["mean"], -1.001, 1.001),
         variance=_number(facts["variance"], 0.0, 4.0),
     )
