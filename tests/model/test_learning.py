@@ -7,10 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
@@ -20,6 +22,7 @@ from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
 from efcil.model import Model, ModelError, blending
 from efcil.model.images import class_folders
+from efcil.network import backbones
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--preset", "digits", "--image-size", "8", "--device", "cpu", "--quiet"]
@@ -220,6 +223,35 @@ def test_settings_of_an_unfinished_first_task_need_not_be_repeated(
     assert "resuming task" in capsys.readouterr().out
     assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 0
     assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
+def test_an_unfinished_first_task_cannot_run_a_function(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder may come from anywhere; only the user may name code to run."""
+    made = []
+
+    def make() -> nn.Module:
+        made.append(1)
+        return nn.Conv2d(3, 5, 3)
+
+    module = types.ModuleType("somebodys_networks")
+    module.make = make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "somebodys_networks", module)
+    monkeypatch.setattr(backbones, "_named", set())
+    named = ["--network", "somebodys_networks:make", "--method", "efc"]
+    with monkeypatch.context() as patch:
+        patch.setattr("efcil.model.teaching.StopRequest", Impatient)
+        patch.setattr(Impatient, "patience", 1)
+        assert learn(tmp_path / "model", folders / "first", *QUICK, *named, "--epochs", "3") == 130
+    backbones._named.clear()
+    made.clear()
+    capsys.readouterr()
+    assert learn(tmp_path / "model", folders / "first", "--device", "cpu") == 2
+    assert "running it means running its code" in capsys.readouterr().err
+    assert not made
+    assert learn(tmp_path / "model", folders / "first", "--device", "cpu", *named) == 0, "the same command resumes it"
+    assert "resuming task" in capsys.readouterr().out
 
 
 def test_settings_of_an_unfinished_later_task_need_not_be_repeated(

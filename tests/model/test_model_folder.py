@@ -183,6 +183,8 @@ def test_a_later_format_says_so(model_folder: Path) -> None:
         (lambda f: f["settings"].update(surprise=1), "surprise"),
         (lambda f: f["resolved"].update(network="../../etc"), "Unknown network"),
         (lambda f: f["resolved"].update(network="resnet18"), "missing|expected"),
+        (lambda f: f["resolved"].update(network="hub:somebody/network"), "describes none"),
+        (lambda f: f["settings"].update(input_size=1_000_000), "whole number"),
         (lambda f: f["resolved"]["method"].update(efm_weight="heavy"), "efm_weight"),
         (lambda f: f["resolved"]["first_task"].update(epochs=-1), "epochs"),
     ],

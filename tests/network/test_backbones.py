@@ -159,6 +159,9 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> str:
     module = types.ModuleType("somebodys_networks")
     module.make = Tiny  # type: ignore[attr-defined]
     module.broken = lambda: 3  # type: ignore[attr-defined]
+    module.needy = lambda size: size  # type: ignore[attr-defined]
+    module.failing = lambda: 1 // 0  # type: ignore[attr-defined]
+    module.flat = lambda: nn.Linear(7, 3)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "somebodys_networks", module)
     monkeypatch.setattr(backbones, "_named", set())
     return "somebodys_networks:make"
@@ -173,8 +176,20 @@ def test_any_module_that_gives_features(own_module: str) -> None:
     assert network.features(torch.randn(2, 3, 12, 12)).shape == (2, 5)
     with pytest.raises(SettingsError, match="not a torch"):
         locate("somebodys_networks:broken")
-    with pytest.raises(SettingsError, match="cannot be made"):
-        locate("somebodys_networks:missing")
+    for name, why in (("missing", "AttributeError"), ("needy", "TypeError"), ("failing", "ZeroDivisionError")):
+        with pytest.raises(SettingsError, match=f"cannot be made .{why}: "):
+            locate(f"somebodys_networks:{name}")
+    with pytest.raises(SettingsError, match="gives no features for an image of 224 x 224 pixels"):
+        fresh_network(locate("somebodys_networks:flat"), 0, torch.device("cpu"))
+
+
+def test_random_weights_of_a_function_have_the_checksum_of_the_card(own_module: str) -> None:
+    chosen = locate(own_module)
+    assert chosen.weights is not None
+    for seed in (0, 1):
+        made = chosen.build(seed)
+        assert isinstance(made, backbones.Outside)
+        assert backbones._tensor_digest(made.module) == chosen.weights.sha256
 
 
 def test_a_card_cannot_run_a_function(own_module: str, monkeypatch: pytest.MonkeyPatch) -> None:

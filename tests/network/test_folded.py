@@ -91,3 +91,13 @@ def test_where_it_does_not_apply(network: EfficientNetLite, monkeypatch: pytest.
     monkeypatch.setattr(efficientnet, "applies", applies)
     with torch.no_grad():
         torch.export.export(network.eval(), (images,))
+
+
+def test_networks_made_in_inference_mode_are_folded_too() -> None:
+    """Tensors made in inference mode do not count their changes."""
+    with torch.inference_mode():
+        backbone = EfficientNetLite(width=0.25, depth=0.4).eval()
+        images = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        before = backbone(images)
+        backbone.stem_norm.weight.mul_(2.0)
+        assert not torch.equal(backbone(images), before)

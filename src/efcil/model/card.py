@@ -25,6 +25,7 @@ from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.model.measured import HELD_OUT, Measured, read_measured
 from efcil.network import backbones
+from efcil.network.weights import UNSTATED
 from efcil.resolution import Resolved
 from efcil.resolution.identity import recipe_as_implied
 from efcil.settings import Recipe, TrainingSettings, completed, method_settings
@@ -104,7 +105,8 @@ class Pretrained:
     @property
     def sentence(self) -> str:
         """The same for a reader."""
-        return f"pre-trained on {self.trained_on} ({self.source}, licence {self.licence}, SHA-256 {self.sha256[:16]})"
+        data = "" if self.trained_on == UNSTATED else f" on {self.trained_on}"
+        return f"pre-trained{data} ({self.source}, licence {self.licence}, SHA-256 {self.sha256[:16]})"
 
 
 @dataclass(frozen=True)
@@ -265,9 +267,13 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
     own = completed(cls, _mapping(resolved["method"]))
     implied = recipe_as_implied(wanted.method, wanted.preset, own)
     _check_network(resolved["network"])
+    if resolved["network"].startswith("hub:") and facts.get("pretrained") is None:
+        raise ValueError("a network of the Hub has pre-trained weights, and it describes none")
     if resolved["augmentation"] not in AUGMENTATIONS:
         raise unknown("augmentation", str(resolved["augmentation"]), AUGMENTATIONS, ModelError)
     normalisation = _mapping(facts["normalisation"])
+    if wanted.input_size is not None:
+        whole(wanted.input_size, 1, LARGEST_IMAGE)
     return Card(
         settings=wanted,
         resolved=Resolved(
@@ -302,6 +308,8 @@ def _read_pretrained(value: Any) -> Pretrained | None:
         if not isinstance(text, str) or not text or len(text) > _LONGEST_FACT or not text.isprintable():
             raise ValueError(f"the {name} of its pre-trained weights is not a short text")
     _check_network(texts["architecture"])
+    if texts["architecture"].startswith("hub:"):
+        raise ValueError("its pre-trained weights do not name their architecture")
     _digest(texts["sha256"])
     return Pretrained(**texts)
 

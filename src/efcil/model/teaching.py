@@ -20,6 +20,7 @@ from efcil.model.estimate import estimate
 from efcil.model.images import Pictures
 from efcil.model.in_memory import Model
 from efcil.model.learning import Keep, learn, needed_bytes, refuse_lookalikes, refuse_lost, unfinished_task
+from efcil.network.backbones import refuse_unnamed
 from efcil.settings import TrainingSettings
 
 #: More images are blended in completely or not at all: there is no checkpoint in between.
@@ -114,6 +115,7 @@ def _opened(
             checkpoint.remove(folder / model_folder.PARTIAL)
     elif model is None:
         if begun is not None:
+            refuse_unnamed(begun.card.settings.network, wanted(TrainingSettings()).network)
             return Model.create(wanted(begun.card.settings), begun.card.image_size)
         return Model.create(completed(wanted(TrainingSettings(classifier="auto"))), pictures.natural_size())
     if begun is not None and begun.card.visits != model.card.visits:

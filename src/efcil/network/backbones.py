@@ -33,6 +33,8 @@ NONE = "none"
 #: Functions (MODULE:FUNCTION) that models from elsewhere may call; those that this process's user names always may.
 TRUSTED = "EFCIL_NETWORKS"
 _named: set[str] = set()
+#: A function may leave weights random; then they must be the same whenever it is called, as their checksum says.
+_OUTSIDE_SEED = 0
 
 _LARGE = partial(ResNet, large_images=True, scaled_initialisation=False)
 #: Name -> (what it is, how it is built).
@@ -106,9 +108,11 @@ class Backbone:
     def build(self, seed: int, *, load: bool = True) -> nn.Module:
         """Return the backbone on the CPU: with its pre-trained weights, or with random ones that depend on `seed`."""
         weights = self.weights if load else None
+        bringing = weights is not None and weights.file is None
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the generators of GPUs too
-            backbone = _build(self.architecture, weights is not None and weights.file is None)
+            # torch.manual_seed would reseed the generators of GPUs too.
+            torch.default_generator.manual_seed(_OUTSIDE_SEED if bringing else seed)
+            backbone = _build(self.architecture, bringing)
         if weights is not None and weights.file is not None:
             pretrained.load_into(backbone, weights)
         return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -194,12 +198,23 @@ def _build(architecture: str, loaded: bool) -> nn.Module:
     module = _outside(architecture, loaded)
     size = getattr(module, "feature_size", None) or getattr(module, "num_features", None)
     if not isinstance(size, int):
-        side = _view_of_module(module).size
+        size = _tried_size(architecture, module)
+    return Outside(module, size)
+
+
+def _tried_size(architecture: str, module: nn.Module) -> int:
+    """Return how many features a module gives that does not say so."""
+    side = _view_of_module(module).size
+    try:
         with torch.no_grad():
             features = Outside(module, 0).eval()(torch.zeros(1, 3, side, side))
-        module.train()
-        size = int(features.shape[1])
-    return Outside(module, size)
+    except Exception as error:  # somebody's code
+        raise SettingsError(
+            f"The network {architecture} gives no features for an image of {side} x {side} pixels "
+            f"({type(error).__name__}: {error}). It must map images (batch, 3, height, width) to features (batch, n)."
+        ) from None
+    module.train()
+    return int(features.shape[1])
 
 
 def _outside(architecture: str, loaded: bool) -> nn.Module:
@@ -216,16 +231,22 @@ def _outside(architecture: str, loaded: bool) -> nn.Module:
     module_name, _, function = architecture.partition(":")
     try:
         made = getattr(importlib.import_module(module_name), function)()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # somebody's code
         raise SettingsError(
-            f"The network {architecture} cannot be made: {error}. Name a function of a module that Python finds "
-            "(PYTHONPATH), as MODULE:FUNCTION."
+            f"The network {architecture} cannot be made ({type(error).__name__}: {error}). Name a function without "
+            "arguments, of a module that Python finds (PYTHONPATH), as MODULE:FUNCTION."
         ) from None
     if not isinstance(made, nn.Module):
         raise SettingsError(f"{architecture} returned a {type(made).__name__}, not a torch.nn.Module.")
     if not any(True for _ in made.parameters()):
         raise SettingsError(f"{architecture} returned a module without parameters, which cannot be a backbone.")
     return made
+
+
+def refuse_unnamed(stored: str | None, named: str | None) -> None:
+    """Refuse a network that is `stored` in a folder, if it is made by a function and the user has `named` another."""
+    if stored is not None and stored != named and ":" in stored and not stored.startswith(("hub:", "timm:")):
+        refuse_untrusted(stored)
 
 
 def refuse_untrusted(name: str) -> None:
@@ -270,7 +291,9 @@ def _view_of_module(module: nn.Module) -> View:
 
 def _outside_weights(name: str) -> Weights:
     """Describe the weights of a network that brings its own; their checksum is that of all its tensors."""
-    module = _outside(name, loaded=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(_OUTSIDE_SEED)
+        module = _outside(name, loaded=True)
     stated = dict(getattr(module, "pretrained_cfg", None) or {})
     licence = str(stated.get("license") or getattr(module, "licence", None) or pretrained.UNSTATED)[:80]
     source = name.replace("timm:", "timm ") if name.startswith("timm:") else f"function {name}"

@@ -32,9 +32,9 @@ class Folded:
         sources = (conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
         # Training and loading change the version of a tensor, moving it changes its place. Of the running statistics,
         # training leaves the version as it is, but it counts its batches.
-        state = tuple(number for tensor in sources for number in (tensor._version, tensor.data_ptr()))  # type: ignore[union-attr]
+        state = tuple(number for tensor in sources for number in (version(tensor), tensor.data_ptr()))  # type: ignore[arg-type, union-attr]
         kept = self._kept.get(conv)
-        if kept is None or kept[0] != state:
+        if kept is None or kept[0] != state or conv.weight.is_inference():  # whose changes are not counted
             assert norm.running_mean is not None
             assert norm.running_var is not None
             scale = norm.weight.double() * torch.rsqrt(norm.running_var.double() + norm.eps)
@@ -52,6 +52,11 @@ class Folded:
     def limited(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, images: Tensor) -> Tensor:
         """Convolve, normalise, and limit the result to 0 .. 6 (ReLU6)."""
         return self(conv, norm, images).clamp_(0.0, _SIX)
+
+
+def version(tensor: Tensor) -> int:
+    """Return how many times a tensor was changed in place; one made in inference mode does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def applies(network: nn.Module, images: Tensor) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from efcil.network.folded import version
 from efcil.network.incremental import IncrementalNetwork
 
 _HOOK = "features"
@@ -74,4 +75,4 @@ def _digest(image: Tensor) -> bytes:
 def _versions(network: IncrementalNetwork) -> int:
     """Return a number that grows whenever weights or statistics of the backbone are changed in place."""
     tensors = (*network.backbone.parameters(), *network.backbone.buffers())
-    return sum(tensor._version for tensor in tensors)
+    return sum(map(version, tensors))
