@@ -55,6 +55,11 @@ def test_the_default_is_a_frozen_pretrained_network(tmp_path: Path, capsys: pyte
     found = Model.load(model).ready.network.backbone.state_dict()
     original = backbones.locate(defaults.NETWORK).build(0).state_dict()
     assert all(torch.equal(found[name], value) for name, value in original.items())
+    capsys.readouterr()
+    assert run("inspect", model) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "backbone weights: As published: no visit has changed them" in said
+    assert "class means: An average over" in said
 
 
 @needs_wheel

@@ -41,8 +41,9 @@ def execute(arguments: argparse.Namespace) -> int:
         labels = classes.find(model, arguments.classes)
         known = {each.label: each for each in model.card.classes}
         going = [f"{label} ({counted(known[label].images, 'image')})" for label in labels]
+        forgotten = classes.forget(model, labels)
         print(printable(f"Forgetting {some(going, 20)}: all that is stored about {_it(labels)} alone is removed."))
-        return classes.forget(model, labels)
+        return forgotten
 
     model, gone = classes.in_folder(folder, change)
     removed = ", ".join(f"{title} ({counted(count, 'number')})" for title, count in gone.removed.items())

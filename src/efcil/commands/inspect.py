@@ -67,6 +67,7 @@ def _ways(card: Any) -> list[str]:
 
 def _measured(card: Any) -> list[str]:
     """Return what every visit has measured on images that were not learned from, and what follows for predictions."""
+    from efcil.core.typicality import FEWEST
     from efcil.model import measured
     from efcil.model.measuring import rate
 
@@ -76,13 +77,16 @@ def _measured(card: Any) -> list[str]:
     lines = ["", "accuracy of every visit, on images that were not learned from by then"]
     for number, each in found:
         how = {measured.HELD_OUT: "held out", measured.FOLDS: "each left out once", measured.BEFORE: "before learning"}
-        lines.append(f"  visit {number}: {rate(each.right, each.images)} among {each.among} classes, {how[each.way]}")
+        lines.append(
+            f"  visit {number}: {rate(each.right, each.images)} among {counted(each.among, 'class')}, {how[each.way]}"
+        )
     parts = [each for _, each in found]
     temperature = measured.temperature(parts, card.settings.classifier, len(card.classes))
     lines.append(f"  temperature of the probabilities: {temperature:.4g}")
     spread = measured.closeness(visit.measured for visit in card.since_trained)
     if spread is not None:
-        lines.append(f"  held-out images that `predict --unknown` compares with: {spread.images}")
+        few = f", of {FEWEST} that it needs" if spread.images < FEWEST else ""
+        lines.append(f"  held-out images that `predict --unknown` compares with: {spread.images}{few}")
     return lines
 
 

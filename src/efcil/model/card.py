@@ -152,6 +152,12 @@ class Card:
         return sum(visit.classes - gone[visit.kind] for visit in self.visits if visit.kind in gone)
 
     @property
+    def as_pretrained(self) -> bool:
+        """Whether the network is the pre-trained one that the model started with: no visit has trained it."""
+        traits = methods.get(self.settings.method).traits(self.resolved.method)
+        return self.pretrained is not None and self.resolved.first_task.epochs == 0 and not traits.trains_later
+
+    @property
     def since_trained(self) -> tuple[Visit, ...]:
         """The last visit that trained the network, and those after it; all visits if none did.
 

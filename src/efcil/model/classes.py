@@ -145,13 +145,7 @@ def shared(model: Model) -> tuple[str, ...]:
 
     A pre-trained network that no image of the user has changed is not among them.
     """
-    card, method = model.card, model.ready
-    untouched = (
-        card.pretrained is not None
-        and (card.resolved.first_task.epochs == 0 or card.resolved.first_task.backbone_learning_rate == 0)
-        and not method.about.trains_later
-    )
-    return (*([] if untouched else [NETWORK]), *method.belongs_to_all())
+    return (*([] if model.card.as_pretrained else [NETWORK]), *model.ready.belongs_to_all())
 
 
 def _changed(model: Model, change: Callable[[Method], None]) -> Method:

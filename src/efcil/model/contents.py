@@ -167,7 +167,9 @@ def inventory(card: Card, tensors: Mapping[str, Tensor]) -> list[Stored]:
             numbers = sum(tensors[name].numel() for name in names)
             size = sum(tensors[name].numel() * tensors[name].element_size() for name in names)
             per_class = None if network.issuperset(names) else numbers / max(1, len(card.classes))
-            rows.append(Stored(named.title, named.use, named.recovery, len(names), numbers, size, per_class))
+            published = card.as_pretrained and all(name.startswith("network.backbone.") for name in names)
+            recovery = purposes.AS_PRETRAINED if published else named.recovery
+            rows.append(Stored(named.title, named.use, recovery, len(names), numbers, size, per_class))
     return rows
 
 

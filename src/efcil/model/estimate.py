@@ -16,11 +16,12 @@ _ROTATIONS = 4
 
 
 def estimate(model: Model, pixels: np.ndarray, *, more: bool = False) -> str:
-    """Return a line about the expected time; a pre-trained network that is only read takes one look at an image."""
+    """Return a line about the expected time; a network that is not trained sees every image once."""
     looks = _looks(model, more)
     seconds = _seconds_per_image(model, pixels) * len(pixels) * looks
-    what = f"{looks:.0f} looks at each" if looks > 2 else "each is read once"
-    return f"{len(pixels)} images, {what}: {in_words(seconds)}"
+    images = "1 image" if len(pixels) == 1 else f"{len(pixels)} images"
+    what = f"each passes through the network about {looks:.0f} times" if looks > 2 else "each is read once"
+    return f"{images}, {what}: {in_words(seconds)}"
 
 
 def _looks(model: Model, more: bool) -> float:

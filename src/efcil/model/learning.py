@@ -70,6 +70,21 @@ def learn(
     measuring.py. `repeats` is how many times each image counts (weights.py); the default is once.
     """
     refuse_share(held_out)
+    refuse_classes(model, labels, more=more, keep=keep)
+    given = sorted_classes(labels)
+    _warn_of_unsaveable(given)
+    model.settle()
+    with hardware.switches(model.execution, deterministic=False), model.execution.stream():
+        if more:
+            stop = None if keep is None else keep.stop
+            learn_more(model, pixels, labels, stop, measure=held_out != 0.0, repeats=repeats)
+        else:
+            _learn_task(model, pixels, labels, given, held_out, progress, keep, repeats)
+        model.settle()
+
+
+def refuse_classes(model: Model, labels: Sequence[Hashable], *, more: bool, keep: Keep | None) -> None:
+    """Refuse classes that the model cannot learn now; their images need not be read for that."""
     if methods.get(model.card.settings.method).traits(model.card.resolved.method).images == "all":
         raise ModelError(f"Method {model.card.settings.method} does not learn task by task. Start another model.")
     given = sorted_classes(labels)
@@ -95,15 +110,6 @@ def learn(
         )
     elif len(labels) < 2:
         raise InputError("A task of 1 image (n_samples = 1) cannot be learned. Give at least two.")
-    _warn_of_unsaveable(given)
-    model.settle()
-    with hardware.switches(model.execution, deterministic=False), model.execution.stream():
-        if more:
-            stop = None if keep is None else keep.stop
-            learn_more(model, pixels, labels, stop, measure=held_out != 0.0, repeats=repeats)
-        else:
-            _learn_task(model, pixels, labels, given, held_out, progress, keep, repeats)
-        model.settle()
 
 
 def refuse_lookalikes(model: Model, labels: Sequence[Hashable]) -> None:

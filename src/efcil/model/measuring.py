@@ -193,6 +193,8 @@ def in_words(card: Card) -> list[str]:
     found = visit.measured
     if found is None:
         return ["accuracy was not measured: no image was held out"]
+    if found.among == 1:
+        return ["accuracy was not measured: with one class, every answer is right"]
     before = "these images before they were learned from"
     images = before if found.way == BEFORE else "held-out images of these classes"
     number = rate(found.right, found.images)

@@ -44,6 +44,10 @@ PURPOSES = (
 )
 
 
+#: What could be learned from a pre-trained network that no visit has trained.
+AS_PRETRAINED = "As published: no visit has changed them, so nothing about your images can be learned from them."
+
+
 def including(declared: Mapping[str, Purpose]) -> tuple[Purpose, ...]:
     """Return the list, followed by what a method declares (`Method.purposes`)."""
     return (*PURPOSES, *declared.values())

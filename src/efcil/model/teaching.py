@@ -19,7 +19,15 @@ from efcil.model.card import ModelError, changed_computing, made_with, versions
 from efcil.model.estimate import estimate
 from efcil.model.images import Pictures
 from efcil.model.in_memory import Model
-from efcil.model.learning import Keep, learn, needed_bytes, refuse_lookalikes, refuse_lost, unfinished_task
+from efcil.model.learning import (
+    Keep,
+    learn,
+    needed_bytes,
+    refuse_classes,
+    refuse_lookalikes,
+    refuse_lost,
+    unfinished_task,
+)
 from efcil.network.backbones import refuse_unnamed
 from efcil.settings import TrainingSettings
 
@@ -66,6 +74,8 @@ def teach(
         with reporter(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
             for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model), *_made_of(model)):
                 progress.say(line)
+            keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
+            refuse_classes(model, labels, more=more, keep=keep)  # before many images are decoded
             if skip_broken:
                 found = broken.intact(pictures, labels, model.card.image_size)
                 broken.report(found, progress.say)
@@ -74,7 +84,6 @@ def teach(
             else:
                 pixels = pictures.pixels(model.card.image_size)
             progress.say(estimate(model, pixels, more=more))
-            keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
             learn(
                 model,
                 pixels,

@@ -193,6 +193,8 @@ class Service:
             )
         if not known and len(names) < 2:
             raise Refused(409, "The first teaching needs at least two classes: one alone cannot be told from anything.")
+        if new and len(gathered) < 2:
+            raise Refused(400, "One picture is too few to learn a class from. Send at least two.")
         if not discard:
             self._refuse_unfinished(names)
         labels = [name for name, _ in gathered]
