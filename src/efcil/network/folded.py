@@ -32,7 +32,7 @@ class Folded:
         sources = (conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
         # Training and loading change the version of a tensor, moving it changes its place. Of the running statistics,
         # training leaves the version as it is, but it counts its batches.
-        state = tuple(number for tensor in sources for number in (tensor._version, tensor.data_ptr()))  # type: ignore[union-attr]
+        state = tuple(number for tensor in sources if tensor is not None for number in _version(tensor))
         kept = self._kept.get(conv)
         if kept is None or kept[0] != state:
             assert norm.running_mean is not None
@@ -52,6 +52,11 @@ class Folded:
     def limited(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, images: Tensor) -> Tensor:
         """Convolve, normalise, and limit the result to 0 .. 6 (ReLU6)."""
         return self(conv, norm, images).clamp_(0.0, _SIX)
+
+
+def _version(tensor: Tensor) -> tuple[int, int]:
+    """The number of changes of a tensor, where they are counted, and its place."""
+    return -1 if tensor.is_inference() else tensor._version, tensor.data_ptr()
 
 
 def applies(network: nn.Module, images: Tensor) -> bool:
