@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from efcil.classifier import IncrementalClassifier
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["IncrementalClassifier", "__version__"]
 
 

@@ -255,7 +255,7 @@ def test_broken_images_are_reported_and_skipped(named: Path, pictures: Path, cap
     said = capsys.readouterr()
     assert re.search(r"broken\.png cannot be decoded .* Skipped\.", said.err)
     assert "1 image could not be read." in said.err
-    assert "1 file ignored: .txt" in said.err
+    assert "1 file ignored: 1 .txt" in said.err
     found = json.loads(said.out)
     assert found["images"] == 72
     assert found["unreadable"][0]["image"].endswith("broken.png")

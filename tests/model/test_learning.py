@@ -388,12 +388,14 @@ def test_tensors_of_a_first_task_that_was_killed_while_it_was_saved(
 
 
 def test_known_classes_are_refused_unless_more_is_said(
-    uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any
+    uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
     content = (model / "model.json").read_bytes()
     capsys.readouterr()
-    assert learn(model, folders / "both", "--quiet") == 2
+    with monkeypatch.context() as patch:  # thousands of photographs are not decoded for that
+        patch.setattr("efcil.model.images.Pictures.pixels", lambda *_: pytest.fail("decoded"))
+        assert learn(model, folders / "both", "--quiet") == 2
     assert "knows digit-0, digit-1, digit-2 already" in capsys.readouterr().err
     assert (model / "model.json").read_bytes() == content
     assert learn(model, folders / "held-out", "--more", "--device", "cpu") == 0

@@ -210,6 +210,11 @@ def test_a_new_class_is_known_although_the_network_has_moved(digits: Any) -> Non
     assert (typical < 0.05).mean() < 0.5, "compared with the first task alone, all are unknown"
 
 
+def test_with_one_class_accuracy_says_nothing(digits: Any) -> None:
+    model = taught(digits, "lda", (0,), held_out=0.5)
+    assert measuring.in_words(model.card) == ["accuracy was not measured: with one class, every answer is right"]
+
+
 def test_a_frozen_network_keeps_what_every_visit_measured(frozen: Model) -> None:
     assert frozen.card.since_trained == frozen.card.visits
     assert frozen.held_out_closeness is not None

@@ -16,6 +16,7 @@ from efcil.engine import checkpoint
 from efcil.engine.interrupt import Interrupted
 from efcil.model import Model, ModelError
 from efcil.model import folder as model_files
+from efcil.settings import TrainingSettings
 
 QUICK: dict[str, Any] = {"preset": "digits", "epochs": 1, "device": "cpu"}
 
@@ -125,7 +126,7 @@ def test_an_unfinished_task_of_an_earlier_version_says_that_it_starts_over(
     task["card"] |= {"format": 1}
     checkpoint.write(unfinished / "partial", saved.tensors, saved.facts | {"task": task})
     pictures, labels = gather_labelled(*digits.train(3))
-    settings = IncrementalClassifier(**QUICK)._settings()
+    settings = IncrementalClassifier(**QUICK)._settings(TrainingSettings())
     teach(unfinished, pictures, labels, lambda _: settings, device="cpu", quiet=False)
     assert (
         "(it has no 'continues', so another version of efcil wrote it); the task starts over" in capsys.readouterr().out
@@ -153,7 +154,7 @@ def test_the_next_visit_says_at_once_that_it_is_computed_in_another_way(
     known = Model.load(model_folder, "cpu").card.visits[-1].made_with[-1]["threads"]
     pictures, labels = gather_labelled(folders / "first")
     monkeypatch.setattr("torch.get_num_threads", lambda: known + 1)
-    settings = IncrementalClassifier(**QUICK)._settings()
+    settings = IncrementalClassifier(**QUICK)._settings(TrainingSettings())
     labels = [f"another {label}" for label in labels]
     teach(model_folder, pictures, labels, lambda _: settings, device="cpu", quiet=False)
     said = capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import struct
 import zlib
@@ -17,6 +18,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("python_multipart")
 pytest.importorskip("httpx")
 
+from efcil.serve import uploads
 from efcil.serve.options import Limits
 from efcil.serve.refusal import Refused
 from efcil.serve.uploads import Budget
@@ -109,6 +111,26 @@ def test_limits_of_size_and_number(folder: Path, serve: Any, digits: Digits) -> 
     assert "more than 5 images" in too_many.json()["error"]
     # A length that lies, and one that is not announced at all.
     assert client.post("/api/predict", content=(b"x" * 500 for _ in range(5))).status_code == 413
+
+
+def test_a_small_body_cannot_drip_for_ever() -> None:
+    """Every byte arrives in time, and all of them together do not."""
+    from starlette.requests import Request
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(Refused) as refused:
+        asyncio.run(uploads.small(request, 10_000, 0.1))
+    assert refused.value.status == 408
+
+
+def test_one_picture_is_refused_before_a_teaching_begins(client: Any, digits: Digits) -> None:
+    answer = client.post("/api/teach", files=form(two=digits.train("two")[:1]))
+    assert answer.status_code == 400
+    assert "at least two" in answer.json()["error"]
 
 
 def test_what_all_requests_hold_together_is_limited() -> None:

@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from efcil.core import classifiers
 from efcil.model.in_memory import Model, probabilities
+from efcil.network.memo import remembered_features
 
 #: Shrinkage of the class covariances; small, because an attack needs the training images' own directions.
 SHRINKAGE = 0.01
@@ -40,12 +41,13 @@ def membership(
     sides = [_known(model, *images) for images in (training, others)]
     count = min(len(labels) for _, labels in sides)
     results = []
-    for attack, score in (("class statistics", _density), ("scores", _confidence)) if count else ():
-        members, rest = (score(model, pixels, labels) for pixels, labels in sides)
-        if members is not None and rest is not None:
-            truth = np.repeat([1, 0], [len(members), len(rest)])
-            auc = float(roc_auc_score(truth, np.concatenate([members, rest])))
-            results.append(Membership(attack, auc, *interval(auc, count), len(members), len(rest)))
+    with remembered_features(model.ready.network):  # both attacks look at the same images
+        for attack, score in (("class statistics", _density), ("scores", _confidence)) if count else ():
+            members, rest = (score(model, pixels, labels) for pixels, labels in sides)
+            if members is not None and rest is not None:
+                truth = np.repeat([1, 0], [len(members), len(rest)])
+                auc = float(roc_auc_score(truth, np.concatenate([members, rest])))
+                results.append(Membership(attack, auc, *interval(auc, count), len(members), len(rest)))
     return results
 
 

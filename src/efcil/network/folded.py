@@ -32,7 +32,8 @@ class Folded:
         sources = (conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
         # Training and loading change the version of a tensor, moving it changes its place. Of the running statistics,
         # training leaves the version as it is, but it counts its batches.
-        state = tuple(number for tensor in sources for number in (version(tensor), tensor.data_ptr()))  # type: ignore[arg-type, union-attr]
+        there = [tensor for tensor in sources if tensor is not None]
+        state = tuple(number for tensor in there for number in (version(tensor), tensor.data_ptr()))
         kept = self._kept.get(conv)
         if kept is None or kept[0] != state or conv.weight.is_inference():  # whose changes are not counted
             assert norm.running_mean is not None

@@ -104,8 +104,7 @@ async def _changed(service: Service, change: Callable[[], None]) -> Response:
 
 async def _fields(request: Request, **kinds: type) -> dict[str, Any]:
     """Return the fields of a JSON body: text, or lists of text."""
-    most, seconds = LONGEST_CHANGE, service_of(request).options.limits.seconds
-    content = b"".join([piece async for piece in uploads.body(request, most, seconds, uploads.free)])
+    content = await uploads.small(request, LONGEST_CHANGE, service_of(request).options.limits.seconds)
     try:
         given = safe_json.parse(content.decode("utf-8"))
     except ValueError:

@@ -31,7 +31,7 @@ KINDS = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-LONGEST_LOGIN = 4096
+LONGEST_LOGIN, LOGIN_SECONDS = 4096, 10.0
 #: How long a wrong token waits for its answer, so that guessing is slow.
 WRONG_SECONDS = 1.0
 _COOKIE_SECONDS = 30 * 86_400
@@ -100,7 +100,7 @@ def _file(name: str) -> Response:
 async def _login(request: Request) -> Response:
     """Set a cookie for someone who knows the token."""
     token = request.app.state.service.options.token
-    content = b"".join([piece async for piece in uploads.body(request, LONGEST_LOGIN, 10.0, uploads.free)])
+    content = await uploads.small(request, LONGEST_LOGIN, LOGIN_SECONDS)
     given = parse_qs(content.decode("utf-8", "replace")).get("token", [""])[0].strip()
     if token is not None and not same(given, token):
         await asyncio.sleep(WRONG_SECONDS)

@@ -100,6 +100,15 @@ async def body(request: Request, most: int, seconds: float, take: Callable[[int]
         yield piece
 
 
+async def small(request: Request, most: int, seconds: float) -> bytes:
+    """Return a body of a few fields, all of which must arrive in time: one byte now and then keeps no connection."""
+    try:
+        async with asyncio.timeout(seconds):
+            return b"".join([piece async for piece in body(request, most, seconds, free)])
+    except TimeoutError:
+        raise Refused(408, f"The request took more than {seconds:g} seconds to arrive. Send it again.") from None
+
+
 async def raw(request: Request, limits: Limits, take: Callable[[int], None]) -> bytes:
     """Return the body of a request that is one image."""
     return b"".join([piece async for piece in body(request, limits.upload_bytes, limits.seconds, take)])
