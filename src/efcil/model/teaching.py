@@ -84,16 +84,7 @@ def teach(
             else:
                 pixels = pictures.pixels(model.card.image_size)
             progress.say(estimate(model, pixels, more=more))
-            learn(
-                model,
-                pixels,
-                labels,
-                more=more,
-                held_out=held_out,
-                progress=progress,
-                keep=keep,
-                repeats=repeats,
-            )
+            learn(model, pixels, labels, more=more, held_out=held_out, progress=progress, keep=keep, repeats=repeats)
             model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
