@@ -60,6 +60,8 @@ def test_the_default_is_a_frozen_pretrained_network(tmp_path: Path, capsys: pyte
     said = " ".join(capsys.readouterr().out.split())
     assert "backbone weights: As published: no visit has changed them" in said
     assert "class means: An average over" in said
+    assert run("card", model) == 0
+    assert "- backbone weights (turn an image into features). As published: no visit" in capsys.readouterr().out
 
 
 @needs_wheel

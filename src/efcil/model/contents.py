@@ -167,8 +167,7 @@ def inventory(card: Card, tensors: Mapping[str, Tensor]) -> list[Stored]:
             numbers = sum(tensors[name].numel() for name in names)
             size = sum(tensors[name].numel() * tensors[name].element_size() for name in names)
             per_class = None if network.issuperset(names) else numbers / max(1, len(card.classes))
-            published = card.as_pretrained and all(name.startswith("network.backbone.") for name in names)
-            recovery = purposes.AS_PRETRAINED if published else named.recovery
+            recovery = purposes.recovery(named, as_pretrained=card.as_pretrained)
             rows.append(Stored(named.title, named.use, recovery, len(names), numbers, size, per_class))
     return rows
 

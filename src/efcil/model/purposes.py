@@ -44,8 +44,13 @@ PURPOSES = (
 )
 
 
-#: What could be learned from a pre-trained network that no visit has trained.
-AS_PRETRAINED = "As published: no visit has changed them, so nothing about your images can be learned from them."
+_BACKBONE = r"network\.backbone\."
+_AS_PRETRAINED = "As published: no visit has changed them, so nothing about your images can be learned from them."
+
+
+def recovery(purpose: Purpose, *, as_pretrained: bool) -> str:
+    """Return what could be learned from these tensors; `as_pretrained` says that no visit has trained the network."""
+    return _AS_PRETRAINED if as_pretrained and purpose.pattern.startswith(_BACKBONE) else purpose.recovery
 
 
 def including(declared: Mapping[str, Purpose]) -> tuple[Purpose, ...]:

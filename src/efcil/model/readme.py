@@ -197,7 +197,8 @@ def _stored(card: Card) -> Iterator[str]:
     yield "No image, and no name or path of one, is in the folder. What is in it, and what it could reveal:"
     yield ""
     for purpose in _purposes(model_folder.skeleton(card)):
-        yield f"- {purpose.title} ({purpose.use}). {purpose.recovery}"
+        recovery = purposes.recovery(purpose, as_pretrained=card.as_pretrained)
+        yield f"- {purpose.title} ({purpose.use}). {recovery}"
     yield from ("- the card, `model.json`: names of the classes, counts and dates as above, and the settings", "")
     yield "`efcil audit` compares the folder with training images and fails if it finds one, or anything unexplained."
     yield ""
