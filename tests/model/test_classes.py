@@ -60,9 +60,8 @@ def learned(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     def get(method: str, settings: dict[str, Any] | None = None) -> Model:
         key = named((method, settings or {}))
         if key not in folders:
-            classifier = IncrementalClassifier(method, settings=settings, held_out=0.0, **QUICK).fit(
-                *digits.train(0, 1)
-            )
+            classifier = IncrementalClassifier(method, settings=settings, held_out=0.0, **QUICK)
+            classifier.fit(*digits.train(0, 1))
             classifier.partial_fit(*digits.train(2)).partial_fit(*digits.train(3, 4))
             folders[key] = tmp_path_factory.mktemp("learned") / "model"
             classifier.save(folders[key])
