@@ -20,7 +20,7 @@ def estimate(model: Model, pixels: np.ndarray, *, more: bool = False) -> str:
     looks = _looks(model, more)
     seconds = _seconds_per_image(model, pixels) * len(pixels) * looks
     images = "1 image" if len(pixels) == 1 else f"{len(pixels)} images"
-    what = f"each passes through the network about {looks:.0f} times" if looks > 2 else "each is read once"
+    what = f"{looks:.0f} looks at each" if looks > 2 else "each is read once"
     return f"{images}, {what}: {in_words(seconds)}"
 
 
