@@ -89,7 +89,7 @@ def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
     assert "Requires-Dist: torch" in text
     assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
     (points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-    assert "efcil = efcil.cli:main" in archive.read(points).decode()
+    assert "efcil = efcil.cli:command" in archive.read(points).decode()
 
 
 def test_it_learns_and_predicts_where_it_is_installed(installed: Path, tmp_path: Path) -> None:

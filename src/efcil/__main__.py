@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from efcil.cli import main
+from efcil.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()
