@@ -97,7 +97,9 @@ def test_a_description_that_points_elsewhere_is_refused(hub: Hub, trained: Path,
     assert not [asked for asked in hub.requests if "secret" in asked]
 
 
-def test_what_the_hub_refuses(hub: Hub, trained: Path) -> None:
+def test_what_the_hub_refuses(hub: Hub, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # where no folder has one of these names
     classifier = IncrementalClassifier.load(trained, device="cpu")
     with pytest.raises(ModelError, match=r"could not be uploaded to the Hub.*hf auth login"):
         classifier.push_to_hub(NAME, token="hf_wrong")
