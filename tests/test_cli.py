@@ -341,3 +341,12 @@ def test_closed_output_is_no_accident(tmp_path: Path) -> None:
 def test_flags_are_frozen() -> None:
     """Scripts depend on flags: to change one on purpose, change tests/flags.txt too."""
     assert flags() == (ROOT / "tests" / "flags.txt").read_text().splitlines()
+
+
+def test_a_process_ends_without_a_word_of_its_libraries(tmp_path: Path) -> None:
+    """Objects that are left at the end must not make a library print about them, such as triton's bindings."""
+    code = "import sys; sys.argv = ['efcil', 'methods']; import triton; from efcil.cli import command; command()"
+    pytest.importorskip("triton")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stderr == ""
