@@ -69,9 +69,7 @@ def command() -> NoReturn:
     Triton, where it was loaded, would print what is not collected.
     """
     code = main()
-    if "triton" in sys.modules:
-        gc.unfreeze()
-    else:
+    if "triton" not in sys.modules:
         gc.freeze()
     sys.exit(code)
 

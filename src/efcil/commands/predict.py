@@ -70,14 +70,15 @@ def execute(arguments: argparse.Namespace) -> int:
     """Predict the images and print a line for each."""
     # Read when torch is loaded. Threads that spin while they wait for work would take the cores of those that decode.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    collecting = gc.isenabled()
     gc.disable()  # torch makes so many objects that looking for garbage among them takes a fifth of a second
     try:
         from efcil.model.images import ignored_line
         from efcil.model.in_memory import Model
         from efcil.model.prediction import image_files, predict_files
     finally:
-        gc.freeze()  # they stay as long as the process
-        gc.enable()
+        if collecting:
+            gc.enable()
 
     model, unknown = Model.load(arguments.model, getattr(arguments, "device", "auto")), arguments.unknown
     if unknown is not None:
