@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug, add_option
+from efcil.commands.predict import DEFAULT_SHARE
 from efcil.errors import SettingsError, printable, shortened, unknown
 from efcil.settings import TrainingSettings, options
 
 FORMATS = ("text", "json", "csv", "html")
-USUAL_SHARE = 0.05
 
 DESCRIPTION = """\
 Compare a model's answers with the folders that images lie in, one per class. Use images that it has not learned from;
@@ -49,10 +49,10 @@ def add_parser(subparsers: Any) -> None:
         "--unknown",
         nargs="?",
         type=_share,
-        const=USUAL_SHARE,
+        const=DEFAULT_SHARE,
         metavar="SHARE",
         help="answer unknown where an image is less typical than this share of the images of known classes, which is "
-        f"then the share wrongly answered so (default: {USUAL_SHARE})",
+        f"then the share wrongly answered so (default: {DEFAULT_SHARE})",
     )
     parser.add_argument(
         "--skip-broken", action="store_true", help="exit with 0 even if images could not be read; they are listed"
@@ -130,7 +130,7 @@ def _share(text: str) -> float:
         value = -1.0
     if not 0 < value < 1:
         raise SettingsError(
-            f"--unknown takes a share between 0 and 1, such as --unknown {USUAL_SHARE}, but it got "
+            f"--unknown takes a share between 0 and 1, such as --unknown {DEFAULT_SHARE}, but it got "
             f"{shortened(text)!r}. Put --unknown behind the name of the model."
         )
     return value

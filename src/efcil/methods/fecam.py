@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from efcil.core import classifiers, gaussians
+from efcil.core import classifiers
 from efcil.core.classifiers import Classifier
-from efcil.data.store import TaskImages
-from efcil.methods.base import Task
-from efcil.methods.frozen import FrozenBackbone
+from efcil.methods.frozen import FrozenStatistics
 from efcil.methods.memory import ClassMemory
-from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
 
-class CovarianceMetric(FrozenBackbone):
+class CovarianceMetric(FrozenStatistics):
     """Classifies by the Mahalanobis distance to class means, with shrunk and normalised class covariances."""
 
     name = "fecam"
@@ -48,10 +44,6 @@ class CovarianceMetric(FrozenBackbone):
 
     settings: Settings
 
-    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
-        super().__init__(network, settings)
-        self._classifier: Classifier | None = None
-
     @classmethod
     def remembers(cls, settings: Settings, size: int) -> ClassMemory:
         """Every class as a Gaussian."""
@@ -62,22 +54,9 @@ class CovarianceMetric(FrozenBackbone):
         features = self.network.features(images)
         return features.sign() * features.abs().pow(self.settings.tukey)
 
-    def end_task(self, task: Task, data: TaskImages) -> None:
-        """Store the mean and covariance of every new class, from its images without augmentation."""
-        features, labels = gaussians.collect(self.embed, data.plain())
-        self.memory.add(features, labels, range(task.first_class, task.seen))
-        self.restored()
-
-    def restored(self) -> None:
-        """Discard the classifier; it is built again when it is needed."""
-        self._classifier = None
-
-    @torch.no_grad()
-    def scores(self, images: Tensor) -> Tensor:
+    def build(self) -> Classifier:
         """Minus the squared distance to every class."""
-        if self._classifier is None:
-            settings = self.settings
-            self._classifier = classifiers.mahalanobis(
-                self.memory.statistics(), settings.shrink_diagonal, settings.shrink_rest, settings.normalise
-            )
-        return self._classifier(self.embed(images))
+        settings = self.settings
+        return classifiers.mahalanobis(
+            self.memory.statistics(), settings.shrink_diagonal, settings.shrink_rest, settings.normalise
+        )

@@ -6,23 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from efcil.core import discriminant, gaussians
+from efcil.core import discriminant
 from efcil.core.classifiers import Classifier
 from efcil.data.store import TaskImages
-from efcil.methods.base import Task, Traits
-from efcil.methods.frozen import FrozenBackbone
+from efcil.methods.base import Traits
+from efcil.methods.frozen import FrozenStatistics
 from efcil.methods.memory import POOLED, ClassMemory
-from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
 _RULES = {"cosine": discriminant.cosine, "bayes": discriminant.bayes}
 
 
-class SharedDiscriminant(FrozenBackbone):
+class SharedDiscriminant(FrozenStatistics):
     """Classifies linearly, after whitening with the shrunk covariance of all images about the means of their classes.
 
     What it stores, and so its answers, depends neither on the order of the classes nor on their grouping into tasks.
@@ -53,10 +51,6 @@ class SharedDiscriminant(FrozenBackbone):
 
     settings: Settings
 
-    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
-        super().__init__(network, settings)
-        self._classifier: Classifier | None = None
-
     @classmethod
     def remembers(cls, settings: Settings, size: int) -> ClassMemory:
         """Means and numbers of images of classes, and one covariance."""
@@ -77,23 +71,8 @@ class SharedDiscriminant(FrozenBackbone):
         """Plain images: augmented views did not help."""
         return data.plain()
 
-    def end_task(self, task: Task, data: TaskImages) -> None:
-        """Store the mean of every new class, and pool the covariance with that of the earlier classes."""
-        features, labels = gaussians.collect(self.embed, self.measured_views(data))
-        self.memory.add(features, labels, range(task.first_class, task.seen))
-        self.restored()
-
-    def restored(self) -> None:
-        """Discard the classifier; it is built again when it is needed."""
-        self._classifier = None
-
-    @torch.no_grad()
-    def scores(self, images: Tensor) -> Tensor:
+    def build(self) -> Classifier:
         """How well the classes fit, by the rule that the settings name."""
-        if self._classifier is None:
-            memory = self.memory
-            classes = discriminant.SharedGaussians(
-                memory.means, memory.covariances[0], int(memory.freedom), memory.counts
-            )
-            self._classifier = _RULES[self.settings.rule](classes, self.settings.prior)
-        return self._classifier(self.embed(images))
+        memory = self.memory
+        classes = discriminant.SharedGaussians(memory.means, memory.covariances[0], int(memory.freedom), memory.counts)
+        return _RULES[self.settings.rule](classes, self.settings.prior)

@@ -21,7 +21,7 @@ from efcil.model import contents, readme
 from efcil.model import folder as model_folder
 from efcil.model.blending import refit_heads
 from efcil.model.card import LearnedClass, ModelError, Visit, check_consistency, encode_label, made_with, now
-from efcil.model.images import folder_label
+from efcil.model.images import folder_label, plain_name
 from efcil.model.in_memory import Model
 from efcil.model.learning import unfinished_task
 
@@ -197,7 +197,7 @@ def _refuse_name(model: Model, name: Hashable, instead_of: Sequence[Hashable]) -
         raise ModelError(f"There is a class called {str(name)!r} already. To make two classes one, use `efcil merge`.")
     if not isinstance(name, str):
         return
-    twin = next((label for label in others if _plain(str(label)) == _plain(name)), None)
+    twin = next((label for label in others if plain_name(label) == plain_name(name)), None)
     if twin is not None:
         raise ModelError(
             f"{name!r} differs from {str(twin)!r}, which the model knows, only in upper and lower case or in outer "
@@ -208,10 +208,6 @@ def _refuse_name(model: Model, name: Hashable, instead_of: Sequence[Hashable]) -
             f"A class cannot be called {shortened(name)!r}: no folder of images can have that name. Give a name of 1 "
             f"to {contents.LONGEST} characters, without /, that does not begin with a dot."
         )
-
-
-def _plain(name: str) -> str:
-    return folder_label(name).strip().casefold()
 
 
 # -- in a folder -----------------------------------------------------------------------------------------------------

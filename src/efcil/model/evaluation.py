@@ -29,7 +29,6 @@ from efcil.evaluation.result import (
     UnknownClass,
     Unreadable,
 )
-from efcil.model import in_memory
 from efcil.model.card import LearnedClass, ModelError, encode_label
 from efcil.model.images import (
     InputError,
@@ -39,8 +38,10 @@ from efcil.model.images import (
     gather_labelled,
     left_out_folders,
     model_fit,
+    plain_name,
 )
 from efcil.model.in_memory import Model
+from efcil.network.memo import remembered_features
 
 __all__ = ["Evaluation", "evaluate", "evaluate_folder"]
 
@@ -126,21 +127,19 @@ def evaluate(
 
 
 def ask(model: Model, pixels: np.ndarray, typical: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return probabilities (N, classes), calibrated where the model does that, and with `typical` typicalities (N)."""
-    calibrated = getattr(model, "probabilities", None)
-    scored = in_memory.probabilities(model.scores(pixels)) if calibrated is None else calibrated(pixels)
-    return np.asarray(scored, np.float64), _typicality(model, pixels) if typical else None
+    """Return calibrated probabilities (N, classes), and with `typical` typicalities (N)."""
+    with remembered_features(model.ready.network):  # both questions need them
+        return model.probabilities(pixels), _typicality(model, pixels) if typical else None
 
 
 def _typicality(model: Model, pixels: np.ndarray) -> np.ndarray:
-    function = getattr(model, "typicality", None)
-    found = None if function is None else function(pixels)
+    found = model.typicality(pixels)
     if found is None:
         raise ModelError(
             f"This model's method ({model.card.settings.method}) keeps no statistics from which unknown classes could "
             "be recognised. Leave out --unknown (`unknown` in Python)."
         )
-    return np.asarray(found, np.float64)
+    return found
 
 
 def _answers(
@@ -314,7 +313,7 @@ def _unknown_classes(
     rows: dict[Hashable, list[int]] = {}
     for row, place in enumerate(strange.places):
         rows.setdefault(labels[int(place)], []).append(row)
-    plain = {_plain(label): str(label) for label in model.card.labels}
+    plain = {plain_name(label): str(label) for label in model.card.labels}
     found = []
     for label, own in rows.items():
         part = strange.among(np.array(own))
@@ -329,7 +328,7 @@ def _unknown_classes(
                 counted,
                 float(part.confidences.mean()),
                 recognised,
-                plain.get(_plain(label)),
+                plain.get(plain_name(label)),
             )
         )
     return tuple(found)
@@ -340,10 +339,6 @@ def _as_json(label: Hashable) -> Any:
         return encode_label(label)
     except ModelError:  # a label that no folder could store; the model is in memory alone
         return str(label)
-
-
-def _plain(label: Hashable) -> str:
-    return folder_label(str(label)).strip().casefold()
 
 
 def _rejected(answers: _Answers, share: float) -> np.ndarray:

@@ -184,6 +184,11 @@ def folder_label(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def plain_name(label: Hashable) -> str:
+    """Return what names have in common that differ only in upper and lower case or in outer spaces."""
+    return folder_label(str(label)).strip().casefold()
+
+
 def ignored_files(folder: Path) -> tuple[list[Path], int]:
     """Return what `class_folders` skips: files of unknown type, and the number of images outside class folders."""
     root, _ = _class_roots(folder)

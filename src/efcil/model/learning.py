@@ -35,7 +35,7 @@ from efcil.model.card import (
     read_card,
 )
 from efcil.model.folder import PARTIAL, STEM
-from efcil.model.images import InputError, folder_label, sorted_classes
+from efcil.model.images import InputError, plain_name, sorted_classes
 from efcil.model.in_memory import Model
 from efcil.model.measuring import Measuring, plan, refuse_share
 from efcil.settings import TrainingSettings
@@ -114,9 +114,9 @@ def refuse_classes(model: Model, labels: Sequence[Hashable], *, more: bool, keep
 
 def refuse_lookalikes(model: Model, labels: Sequence[Hashable]) -> None:
     """Refuse names of folders that differ from a known class only in case or outer spaces."""
-    present, known = set(model.card.labels), {_plain(label): label for label in model.card.labels}
+    present, known = set(model.card.labels), {plain_name(label): label for label in model.card.labels}
     for label in dict.fromkeys(labels):
-        twin = known.get(_plain(label))
+        twin = known.get(plain_name(label))
         if twin is None or label in present:
             continue
         if not isinstance(twin, str):
@@ -130,10 +130,6 @@ def refuse_lookalikes(model: Model, labels: Sequence[Hashable]) -> None:
             "knows, only in upper and lower case or in outer spaces. If it is the same class, rename its folder "
             "and add --more; if it is another one, give it a clearly different name."
         )
-
-
-def _plain(label: Hashable) -> str:
-    return folder_label(str(label)).strip().casefold()
 
 
 def needed_bytes(model: Model) -> int:
