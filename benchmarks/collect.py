@@ -2,10 +2,13 @@
 
     python benchmarks/collect.py runs
 
-There is a file for every dataset, and one for variants: runs with settings that differ from the preset's. A run that a
-file has already is left as it is, unless --replace says that these are newer. Beside each file, a Markdown table of
-means over seeds is written, with the paper's values beside ours. The tables of docs/methods and of docs/results.md get
-what was measured, and the README a few rows of the latter.
+There is a file for every dataset, and one for variants: runs with settings that differ from the preset's, the ablations
+of the paper among them. A run that a file has already is left as it is, unless --replace says that these are newer.
+Beside each file, a Markdown table of means over seeds is written, with the paper's values beside ours. What else the
+paper's studies read of a run has files of its own: components.csv, spectrum.csv, timing.csv and perturbation.csv.
+
+The tables of docs/methods and of docs/results.md get what was measured, the README a few rows of the latter, and
+docs/reproduce.md all of it (`python benchmarks/collect.py` without a folder fills the pages alone).
 """
 
 from __future__ import annotations

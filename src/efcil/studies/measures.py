@@ -52,7 +52,9 @@ def _components(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
     found = stored.get("components") if isinstance(stored, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("mean"), int | float):
         return []
-    return [{"components": number(found["mean"]), "components_std": number(found.get("std")), "commit": commit(summary)}]
+    return [
+        {"components": number(found["mean"]), "components_std": number(found.get("std")), "commit": commit(summary)}
+    ]
 
 
 def _spectrum(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
@@ -97,9 +99,7 @@ MEASURES = {
         Measure("accuracy", ("A_step", "A_inc", "A_step_per_task"), _accuracy),
         Measure("components", ("components", "components_std", "commit"), _components),
         Measure("spectrum", ("task", "classes", "values", "commit"), _spectrum),
-        Measure(
-            "timing", ("first_epoch", "later_epoch", "end_of_task", "at_a_time", "hardware", "commit"), _timing
-        ),
+        Measure("timing", ("first_epoch", "later_epoch", "end_of_task", "at_a_time", "hardware", "commit"), _timing),
         Measure(
             "perturbation",
             ("directions", "sigma", "accuracy", "change", "changed", "commit"),

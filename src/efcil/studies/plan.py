@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -117,7 +117,9 @@ def summed_up(runs: Sequence[Planned], output: Path, hardware: Hardware, jobs: i
     expected = [run.estimate for run in wanted if run.estimate is not None]
     sources = ["" if run.estimate is None else run.estimate.source for run in wanted]
     if expected:
-        together = jobs if jobs is not None and hardware.gpus else 1
+        # Times that were measured elsewhere are those of a GPU, whatever this machine has.
+        on_gpu = hardware.gpus > 0 or all(each.source != estimate.HERE for each in expected)
+        together = jobs if jobs is not None and on_gpu else 1
         gpus = max(hardware.gpus, 1) if jobs is not None else 1
         seconds = estimate.total(expected, together, gpus)
         beside = f" with {together} at a time on each of {gpus} GPUs" if gpus > 1 else ""
@@ -149,10 +151,12 @@ def known_numbers(runs: Sequence[tuple[Cell, Settings]], measured: Measured, mea
     return {
         number
         for number, (cell, settings) in enumerate(runs)
-        if measured.has(_measurable(cell, measures), key_of(cell, settings.seed))
+        if measured.has(measurable(cell, measures), key_of(cell, settings.seed))
     }
 
 
-def _measurable(cell: Cell, measures: Collection[str]) -> list[str]:
+def measurable(cell: Cell, measures: Iterable[str]) -> list[str]:
     """Return the measures that a run can have: only low-rank covariances have a number of components."""
-    return [name for name in measures if name != "components" or cell.settings.overrides.get("covariance") == "low-rank"]
+    return [
+        name for name in measures if name != "components" or cell.settings.overrides.get("covariance") == "low-rank"
+    ]
