@@ -2,9 +2,9 @@
 
     python benchmarks/step_times.py        # writes src/efcil/studies/step-times.csv
 
-An epoch of the first task and its speed-up with several runs at a time come from speed-h200.csv, epochs of later tasks
-from epochs-h200.csv: both were measured with CIFAR-100's images, alone on the card. Other datasets come from timing.csv,
-as soon as runs of them are in it; runs that shared the card count as if they had been alone.
+An epoch of the first task and the speed-up of several runs at a time come from speed-h200.csv, epochs of later tasks
+from epochs-h200.csv: both were measured with images in the shape of CIFAR-100's. Other datasets come from timing.csv, as
+soon as runs of them are in it; runs that shared the card count as if they had been alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from efcil.settings import Settings
-from efcil.studies.estimate import END, FIRST, LATER, TOGETHER, facts, speed_up, task_sizes
+from efcil.studies.estimate import FIRST, LATER, TOGETHER, facts, speed_up, task_sizes
 
 RESULTS = Path(__file__).parent / "results"
 TARGET = Path(__file__).parent.parent / "src" / "efcil" / "studies" / "step-times.csv"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from efcil.settings import Settings
     from efcil.studies.measures import Measured
     from efcil.studies.plan import Planned
-    from efcil.studies.study import Cell, Study
+    from efcil.studies.study import Study
 
 DESCRIPTION = """\
 List the studies of the EFC paper, or make one: its runs are planned and trained, and the result is printed and written
@@ -200,7 +200,7 @@ def _validated(settings: Sequence[Settings]) -> list[Settings]:
         if each.dataset not in known:
             raise SettingsError(
                 f"efcil has no source that reads the files of {each.dataset}: its runs are planned, but cannot be "
-                f"trained here. With a source of that name they can (src/efcil/data/sources). Known: {', '.join(known)}."
+                f"trained here. With a source of that name they can. There are sources for {', '.join(known)}."
             )
     return [validate(each) for each in settings]
 

@@ -303,7 +303,9 @@ def _marker(x: float, y: float, index: int, size: float, inside: str = "") -> st
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:g}">{inside}</circle>'
     if shape == "square":
         side = 1.8 * size
-        return f'<rect x="{x - side / 2:.1f}" y="{y - side / 2:.1f}" width="{side:.1f}" height="{side:.1f}">{inside}</rect>'
+        return (
+            f'<rect x="{x - side / 2:.1f}" y="{y - side / 2:.1f}" width="{side:.1f}" height="{side:.1f}">{inside}</rect>'
+        )
     if shape == "triangle":
         corners = ((0.0, -1.25), (1.15, 0.85), (-1.15, 0.85))
     else:

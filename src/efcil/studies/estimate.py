@@ -7,6 +7,7 @@ each, and faster together.
 from __future__ import annotations
 
 import csv
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +33,7 @@ _START_UP = 6.0
 
 @dataclass(frozen=True)
 class Facts:
-    """A dataset: classes, training images of a class, and work for an image by its preset's network, CIFAR-100's = 1."""
+    """A dataset: classes, training images of a class, and what an image is to compute, where CIFAR-100's is 1."""
 
     title: str
     classes: int
@@ -84,7 +85,7 @@ def title(dataset: str) -> str:
 
 @cache
 def _rows(name: str) -> tuple[dict[str, str], ...]:
-    with (resources.files(__package__) / name).open(encoding="utf-8", newline="") as file:
+    with (resources.files(__package__) / name).open(encoding="utf-8") as file:
         return tuple(csv.DictReader(file))
 
 
@@ -115,7 +116,7 @@ def speed_up(runs: float) -> float:
     """Return how many times the work of one run a GPU does with this many at a time; between measurements, a line."""
     known = sorted((float(row["method"]), float(row["seconds"])) for row in _rows("step-times.csv") if _together(row))
     points = [(1.0, 1.0), *known]
-    for (low, slow), (high, fast) in zip(points, points[1:], strict=False):
+    for (low, slow), (high, fast) in itertools.pairwise(points):
         if low <= runs <= high:
             return slow + (fast - slow) * (runs - low) / (high - low)
     return points[-1][1]

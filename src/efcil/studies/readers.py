@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ def _table_notes(question: Question, listed: Sequence[Entry], metrics: Sequence[
 
 
 def _order(listed: Sequence[Entry], metric: str) -> Iterator[str]:
-    """Say in which scenarios the rows come in the paper's order, where the paper's own differ by more than a deviation."""
+    """Say in which scenarios rows come in the paper's order, if the paper's own differ by more than a deviation."""
     verdicts: dict[bool, list[str]] = {True: [], False: []}
     groups: dict[str, list[Entry]] = {}
     for entry in listed:
@@ -275,7 +276,7 @@ def elbow(values: Sequence[float]) -> int:
     """Return after how many eigenvalues (largest first) the steepest fall comes."""
     floor = max(values[0], 1e-300) * 1e-9  # what is smaller is rounding
     clipped = [max(value, floor) for value in values]
-    ratios = [before / after for before, after in zip(clipped, clipped[1:], strict=False)]
+    ratios = [before / after for before, after in itertools.pairwise(clipped)]
     return max(range(len(ratios)), key=ratios.__getitem__) + 1 if ratios else len(values)
 
 

@@ -93,7 +93,7 @@ class Study:
 
     def _cell(self, dataset: str, scenario: str, variant: Variant, fast: bool, data: str | None) -> Cell:
         given = {**self.settings, **({"epochs": self.fast_epochs} if fast else {})}
-        chosen = {"method": variant.method, "dataset": dataset, "scenario": scenario}
+        chosen: dict[str, Any] = {"method": variant.method, "dataset": dataset, "scenario": scenario}
         settings = Settings(**chosen, **given, data=data, overrides=dict(variant.overrides))
         # Published numbers are listed by what differs from the paper's recipe, which the study itself describes.
         plain = Settings(**chosen, overrides=dict(variant.overrides))
