@@ -3,7 +3,7 @@
     python benchmarks/step_times.py        # writes src/efcil/studies/step-times.csv
 
 An epoch of the first task and the speed-up of several runs at a time come from speed-h200.csv, epochs of later tasks
-from epochs-h200.csv: both were measured with images in the shape of CIFAR-100's. Other datasets come from timing.csv, as
+from epochs-h200.csv, both with images in the shape of CIFAR-100's. Other datasets come from timing.csv, as
 soon as runs of them are in it; runs that shared the card count as if they had been alone.
 """
 

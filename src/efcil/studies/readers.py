@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from efcil.report import Figure, Reference, Series, Statistic
@@ -36,6 +36,11 @@ class Question:
     options: Mapping[str, Any] = field(default_factory=dict)
     title: str = ""
     fast: bool = False
+
+    def figure_title(self, cell: Cell) -> str:
+        """Return what a figure shows, in few words; a short schedule is named in it."""
+        mark = f"FAST SCHEDULE, {cell.study.fast_epochs} epochs a task: " if self.fast else ""
+        return f"{mark}{title(cell.dataset)} {cell.scenario}"
 
     def rows(self, measure: str, cell: Cell) -> dict[int, Rows]:
         """Return what was measured of a row of runs, by seed."""
@@ -240,8 +245,10 @@ def _curves(question: Question) -> Outcome:
         rows.append((*line, *shown))
         if steps:
             name = f"{cell.dataset}-{cell.scenario}"
-            titles[name] = f"{question.title}: {title(cell.dataset)} {cell.scenario}"
-            figures.setdefault(name, []).append(_curve(cell.variant.name, steps))
+            titles[name] = question.figure_title(cell)
+            # Every row keeps its colour, whichever of the others were measured.
+            place = cell.study.runs.index(cell.variant)
+            figures.setdefault(name, []).append(replace(_curve(cell.variant.name, steps), style=place))
     heading = ("dataset", "scenario", "method", "seeds", "first task", "half way", "last task")
     notes = ("Accuracy over all seen classes, in percent; the number of the task is in brackets.",)
     drawn = {
@@ -325,7 +332,7 @@ def _spectrum_figure(
     references = [Reference(float(seen), str(seen), axis="x") for seen in classes.values()]
     if line is not None:
         references.append(Reference(line, "damping / efm_weight"))
-    name = f"{question.title}: {title(cell.dataset)} {cell.scenario}"
+    name = question.figure_title(cell)
     words = "number of the eigenvalue; dashed: seen classes"
     return Figure(name, words, "eigenvalue", series, tuple(references), log_y=True, whole_x=True, ordered=True)
 
@@ -389,7 +396,7 @@ def _perturbation(question: Question) -> Outcome:
             rows.append((*place, seeds_in_words(list(seeds)), *shown))
             for what, name in (("accuracy", "accuracy"), ("change", "change of probabilities")):
                 stem = f"{cell.dataset}-{cell.scenario}-{what}"
-                titles[stem] = f"{question.title}: {title(cell.dataset)} {cell.scenario}, {name}"
+                titles[stem] = f"{question.figure_title(cell)}, {name}"
                 values = curves.setdefault(stem, {}).setdefault(directions, {})
                 values[sigma] = [float(each[what]) for each in members]
     heading = (
