@@ -82,7 +82,7 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
         "class_seed": settings.effective_class_seed,
         "task_sizes": scenario.task_sizes,
         "class_order": scenario.order,
-        "class_names": [plan.dataset.class_names[original] for original in scenario.order],
+        "class_names": plan.class_names,
         "seconds": seconds,
         "first_task": state.first_task,
         "network": plan.resolved.network,
