@@ -3,8 +3,8 @@
     python benchmarks/reproduce.py        # collect.py does it too
 
 The page is written between its markers alone: what is missing at the top, a section for every study below. Figures are
-drawn into docs/images/reproduce (this needs matplotlib); each says of which numbers it was drawn, so that a test notices
-one that is older than the results.
+drawn into docs/images/reproduce, which needs matplotlib. Each says of which numbers it was drawn: a test notices one
+that is older than the results.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def filled(page: str, results: Path = RESULTS) -> tuple[str, dict[str, Figure]]:
     sections, lacking, figures = [], [], {}
     for name in studies.names():
         study = studies.load(name)
-        part, drawn = section(study, measured)
+        part, drawn = section(study, measured, results)
         sections += part
         figures |= drawn
         lacking += unmeasured(study, measured)
@@ -83,7 +83,7 @@ def _seeds(cell: Cell, measured: Measured) -> list[int]:
     return [seed for seed in cell.study.seeds if measured.has(needed, key_of(cell, seed))]
 
 
-def section(study: Study, measured: Measured) -> tuple[list[str], dict[str, Figure]]:
+def section(study: Study, measured: Measured, results: Path = RESULTS) -> tuple[list[str], dict[str, Figure]]:
     """Return the lines of a study's section, and its figures by file name."""
     lines = [f"## {study.title}", "", f"{study.about[:1].upper()}{study.about[1:]}.", ""]
     dataset = study.datasets[0]
@@ -100,7 +100,7 @@ def section(study: Study, measured: Measured) -> tuple[list[str], dict[str, Figu
             lines += [f"![{figure.title}: {study.title}]({file})", ""]
         lines += _notes(outcome)
     if study.name == "timing":
-        lines += epochs_alone()
+        lines += epochs_alone(results)
     lines += [f"{note}\n" for note in study.notes]
     return lines, figures
 
@@ -115,13 +115,14 @@ def compared(study: Study, measured: Measured) -> list[Cell]:
     return [cell for key, cells in groups.items() for cell in cells if known[key] >= needed[key]]
 
 
-def epochs_alone(results: Path = RESULTS) -> list[str]:
+def epochs_alone(results: Path) -> list[str]:
     """Return a table of what epochs.py measured: the epoch of a later task, alone on the card."""
     rows = step_times.read("epochs-h200.csv", results)
     ends = {row["variant"]: float(row["value"]) for row in rows if row["what"] == END}
     lines = [
-        "Every method alone on one NVIDIA H200, in a later task of ten classes with 5,000 images of noise in the shape of",
-        "CIFAR-100's ([epochs-h200.csv](../benchmarks/results/epochs-h200.csv), `python benchmarks/epochs.py`); seconds:",
+        "Seconds of every method alone on one NVIDIA H200, in a later task of ten classes with 5,000 images of noise in",
+        "the shape of CIFAR-100's ([epochs-h200.csv](../benchmarks/results/epochs-h200.csv), made with",
+        "`python benchmarks/epochs.py`):",
         "",
         "| method | epoch of a later task | end of a later task |",
         "| --- | ---: | ---: |",

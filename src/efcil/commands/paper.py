@@ -149,7 +149,7 @@ class _Command:
     def _plan(self, measured: Measured) -> list[Planned]:
         """Return the runs to train, and print the plan."""
         from efcil.studies.estimate import Times
-        from efcil.studies.plan import Hardware, known_numbers, listed, plan_runs, settings_of, summed_up
+        from efcil.studies.plan import Hardware, filled, known_numbers, listed, plan_runs, settings_of, summed_up
         from efcil.studies.result import measures_of, titled
 
         pairs = settings_of(self.chosen, self.seeds)
@@ -161,7 +161,7 @@ class _Command:
             shown = runs if self.arguments.dry_run else [run for run in runs if run.wanted]
             if shown and not self.arguments.no_training:
                 print(listed(shown))
-            print(textwrap.fill(summed_up(runs, self.output, hardware, self.arguments.jobs_per_gpu), 100) + "\n")
+            print(filled(summed_up(runs, self.output, hardware, self.arguments.jobs_per_gpu)) + "\n")
         return runs
 
     def _train(self, runs: Sequence[Planned]) -> BaseException | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,6 +127,18 @@ def summed_up(runs: Sequence[Planned], output: Path, hardware: Hardware, jobs: i
         beside = beside or (f" with {together} at a time" if together > 1 else " one after the other")
         text += f" About {estimate.in_words(seconds)}{beside}."
     return " ".join([text, *estimate.sources_in_words(sources, hardware.name, output)])
+
+
+def described(settings: Sequence[Settings], output: Path, jobs: int | None) -> str:
+    """Return what a grid would do: a line for every run, and all of it in a sentence."""
+    hardware = Hardware.here()
+    runs = plan_runs(settings, output, Times(output, hardware.name))
+    return f"{listed(runs)}\n{filled(summed_up(runs, output, hardware, jobs))}"
+
+
+def filled(words: str) -> str:
+    """Return a paragraph for a terminal."""
+    return textwrap.fill(printable(words), 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _runs(count: int) -> str:
