@@ -120,8 +120,8 @@ def epochs_alone(results: Path) -> list[str]:
     rows = step_times.read("epochs-h200.csv", results)
     ends = {row["variant"]: float(row["value"]) for row in rows if row["what"] == END}
     lines = [
-        "Seconds of every method alone on one NVIDIA H200, in a later task of ten classes with 5,000 images of noise in",
-        "the shape of CIFAR-100's ([epochs-h200.csv](../benchmarks/results/epochs-h200.csv), made with",
+        "Seconds of every method alone on one NVIDIA H200, in a later task of ten classes with 5,000 images of noise",
+        "in the shape of CIFAR-100's ([epochs-h200.csv](../benchmarks/results/epochs-h200.csv), made with",
         "`python benchmarks/epochs.py`):",
         "",
         "| method | epoch of a later task | end of a later task |",

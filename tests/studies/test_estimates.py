@@ -15,7 +15,7 @@ from efcil.studies.plan import Hardware, described, longest_first, plan_runs, su
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import step_times  # noqa: E402
+import step_times
 
 HERE = Path()
 

@@ -99,7 +99,7 @@ def test_a_study_of_ones_own(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_in_a_study_are_named(change: dict[str, object], words: str) -> None:
-    with pytest.raises(SettingsError, match="The study mine.yaml cannot be used") as caught:
+    with pytest.raises(SettingsError, match=r"The study mine\.yaml cannot be used") as caught:
         parse({**MINIMAL, **change}, "mine", "mine.yaml")
     assert words in str(caught.value)
 

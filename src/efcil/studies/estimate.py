@@ -278,6 +278,8 @@ def sources_in_words(sources: Sequence[str], hardware: str, output: Path) -> lis
                 f"This machine has {hardware or 'other hardware'}, where runs take another time, on a processor very "
                 "much longer. Once it has trained some epochs, the same command counts with those."
             )
-    if "" in sources:
+    if "" in sources and any(sources):
         found.append("For some runs nobody has measured the time: they are not in the sum.")
+    elif "" in sources:
+        found.append("Nobody has measured how long that takes; once some epochs are trained, the same command says it.")
     return found

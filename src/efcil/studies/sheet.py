@@ -108,7 +108,8 @@ def latex(sheet: Sheet) -> str:
 def latex_table(columns: str, body: Sequence[str], title: str, notes: Sequence[str] = ()) -> str:
     """Return a LaTeX table of lines that are LaTeX already; title and notes are its caption."""
     caption = " ".join(for_latex(words if words.endswith(".") else f"{words}.") for words in (title, *notes))
-    lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{columns}}}"]
+    size = [r"\footnotesize", r"\setlength{\tabcolsep}{3pt}"] if len(columns) > 6 else []
+    lines = [r"\begin{table}", r"\centering", *size, rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{columns}}}"]
     lines += [r"\toprule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 
