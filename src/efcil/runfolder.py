@@ -36,7 +36,7 @@ from efcil.environment import environment
 from efcil.errors import EfcilError, RunFolderError
 from efcil.evaluation import probes
 from efcil.evaluation.metrics import results
-from efcil.evaluation.probes import ClassCount, Probes
+from efcil.evaluation.probes import ClassCount, Perturbation, Probes
 from efcil.files import (
     is_regular,
     make_folder,
@@ -259,8 +259,16 @@ class RunFolder:
         """Return the eigenvalues of the method's feature matrix, largest first, by task from 1; None if it has none."""
         return self._read_probe(probes.SPECTRUM, probes.read_spectrum)
 
+    def write_perturbation(self, rows: Iterable[Perturbation]) -> None:
+        """Write perturbation.csv, which is made from a finished run and is not covered by its summary."""
+        write_own(self.path / probes.PERTURBATION, probes.perturbation_csv(rows))
+
+    def perturbation(self) -> list[Perturbation] | None:
+        """Return what noise in feature space did, None if that was not measured."""
+        return self._read_probe(probes.PERTURBATION, probes.read_perturbation)
+
     def _read_probe(self, name: str, read: Callable[[str], Read]) -> Read | None:
-        file = self.probe_files[name]
+        file = self.path / name
         try:
             return read(read_regular(file, MOST_BYTES).decode())
         except FileNotFoundError:

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,15 @@ from efcil.errors import printable
 from efcil.output import cell, csv_line
 
 CLASSES, CONFUSION, SPECTRUM = "classes.csv", "confusion.csv", "spectrum.csv"
-#: All files that this module describes, with their columns.
+#: What a run writes, with the columns.
 COLUMNS = {
     CLASSES: ("task", "class", "name", "images", "right"),
     CONFUSION: ("true", "predicted", "count"),
     SPECTRUM: ("task", "index", "value"),
 }
+#: Made from a finished run, so that it is no part of it.
+PERTURBATION = "perturbation.csv"
+PERTURBATION_COLUMNS = ("task", "sigma", "directions", "change", "accuracy", "unperturbed")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,21 @@ class ClassCount:
     def accuracy(self) -> float:
         """Share of right answers in percent; NaN without test images."""
         return 100.0 * self.right / self.images if self.images else math.nan
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What noise of standard deviation `sigma` along principal or non-principal directions of feature space did.
+
+    `change` is the mean total variation between probabilities before and after, from 0 to 1; accuracies are in percent.
+    """
+
+    task: int
+    sigma: float
+    directions: str
+    change: float
+    accuracy: float
+    unperturbed: float
 
 
 @dataclass
@@ -136,8 +154,23 @@ def read_spectrum(text: str) -> dict[int, np.ndarray]:
     return {task: np.array(values) for task, values in found.items()}
 
 
+def perturbation_csv(rows: Iterable[Perturbation]) -> str:
+    """Return the text of perturbation.csv."""
+    return _table(PERTURBATION, map(astuple, rows))
+
+
+def read_perturbation(text: str) -> list[Perturbation]:
+    """Return the rows of perturbation.csv; text that is none raises a ValueError."""
+    rows = _rows(PERTURBATION, text)
+    return [Perturbation(int(task), float(sigma), name, *map(float, others)) for task, sigma, name, *others in rows]
+
+
+def _columns(file: str) -> tuple[str, ...]:
+    return PERTURBATION_COLUMNS if file == PERTURBATION else COLUMNS[file]
+
+
 def _table(file: str, rows: Iterable[Sequence[object]]) -> str:
-    return "".join(map(csv_line, [COLUMNS[file], *rows]))
+    return "".join(map(csv_line, [_columns(file), *rows]))
 
 
 def _rows(file: str, text: str) -> list[list[str]]:
@@ -145,8 +178,8 @@ def _rows(file: str, text: str) -> list[list[str]]:
         head, *rows = csv.reader(io.StringIO(text, newline=""))
     except csv.Error as error:
         raise ValueError(str(error)) from None
-    if tuple(head) != COLUMNS[file] or any(len(row) != len(head) for row in rows):
-        raise ValueError(f"its columns are not {', '.join(COLUMNS[file])}")
+    if tuple(head) != _columns(file) or any(len(row) != len(head) for row in rows):
+        raise ValueError(f"its columns are not {', '.join(_columns(file))}")
     return rows
 
 
