@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Colours that people with any kind of colour vision can distinguish (after Okabe and Ito), on white paper.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07800", "#3a9bdc", "#6f6f6f", "#8a7f00")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c25e97", "#d99a00", "#56b4e9", "#882255", "#7a7a7a")
 #: Where there are more lines than colours, dashes tell them apart.
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 SHAPES = ("circle", "square", "triangle", "diamond")
@@ -119,7 +119,8 @@ def extent(figure: Figure) -> tuple[tuple[float, float], tuple[float, float]] | 
 
     On a logarithmic axis, values that are not positive cannot be drawn and do not count.
     """
-    xs = [x for each in figure.series for x, _ in points(each)]
+    # Where lines have gaps the axis is whole, so that charts beside each other have the same one.
+    xs = [x for each in figure.series for x in each.x if points(each)]
     ys = [y for each in figure.series for _, y in points(each)]
     if not ys:
         return None

@@ -31,12 +31,13 @@ from efcil.report.figure import (
 )
 
 WIDTH, HEIGHT = 480, 290
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 60, 14, 12, 46
 MOST_POINTS = 160
+#: The bands of more series are drawn paler, or they would hide each other.
+MOST_BANDS = 5
 NOTHING = "<p>Nothing was measured.</p>"
 #: A heat map of more cells has no numbers in them; of still more it is a picture.
 MOST_NUMBERED, MOST_CELLS = 12, 26
-_MEASURED = "measured"
 
 Scale = Callable[[float], float]
 
@@ -88,7 +89,7 @@ def axes_of(figure: Figure) -> Axes | None:
     else:
         if figure.named_points:
             room = 0.06 * (high_x - low_x) or 0.5
-            low_x, high_x = (max(0.0, low_x - room) if low_x >= 0 else low_x - room), high_x + room
+            low_x, high_x = low_x - room, high_x + room
         x_ticks = ticks(low_x, high_x, 8 if figure.whole_x else 5)
     if not high_x > low_x:
         low_x, high_x = low_x - 0.5, high_x + 0.5
@@ -104,7 +105,7 @@ def chart_data(figure: Figure | HeatMap) -> dict[str, Any] | None:
     if isinstance(figure, HeatMap):
         return {
             "kind": "map",
-            "box": _map_box(figure),
+            "box": _map_box(figure)[:4],
             "rows": list(figure.row_labels),
             "columns": list(figure.column_labels),
             "titles": [figure.row_title, figure.column_title],
@@ -216,7 +217,8 @@ def _series(figure: Figure, series: Series, place: int, index: int, axes: Axes) 
         place, depth = 0, 1.0 if len(figure.series) < 2 else 0.22 + 0.78 * index / (len(figure.series) - 1)
         shade = f' opacity="{depth:.2f}"'
     spread = [each for each in band(series, figure.limits) if _drawable(figure, each[0], each[1])]
-    parts = [f'<g class="series c{place % len(COLOURS)}"{_key(series.key)}{shade}>']
+    crowded = " crowded" if len(figure.series) > MOST_BANDS else ""
+    parts = [f'<g class="series{crowded} c{place % len(COLOURS)}"{_key(series.key)}{shade}>']
     if series.joined:
         parts += [_band(spread, axes), _path(figure, series, place, axes)]
     else:
@@ -306,12 +308,8 @@ def _marker(x: float, y: float, index: int, size: float, inside: str = "") -> st
         return (
             f'<rect x="{x - side / 2:.1f}" y="{y - side / 2:.1f}" width="{side:.1f}" height="{side:.1f}">{inside}</rect>'
         )
-    if shape == "triangle":
-        corners = ((0.0, -1.25), (1.15, 0.85), (-1.15, 0.85))
-    else:
-        corners = ((0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0))
-    if shape == "diamond":
-        corners = ((0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0))
+    triangle, diamond = ((0.0, -1.25), (1.15, 0.85), (-1.15, 0.85)), ((0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0))
+    corners: tuple[tuple[float, float], ...] = triangle if shape == "triangle" else diamond
     places = " ".join(f"{x + size * dx:.1f},{y + size * dy:.1f}" for dx, dy in corners)
     return f'<polygon points="{places}">{inside}</polygon>'
 
@@ -374,7 +372,8 @@ def _heat_map(figure: HeatMap) -> str:
     wide, high = (right - left) / columns, (bottom - top) / rows
     depth = np.clip((values - figure.low) / max(1e-12, figure.high - figure.low), 0, 1)
     parts = [
-        f'<svg class="chart map" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(figure.title)}">'
+        f'<svg class="chart map" style="--wide: {1.15 * (right + RIGHT):.0f}px" viewBox="0 0 {right + RIGHT:.0f} {height:.0f}" '
+        f'role="img" aria-label="{escape(figure.title)}">'
     ]
     if max(rows, columns) > MOST_CELLS:
         parts.append(
