@@ -33,7 +33,7 @@ from efcil.resolution import label, scenario_name
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import Settings, options
 from efcil.settings.options import show
-from efcil.studies.measures import MEASURES, Key, Measured, merge_into
+from efcil.studies.measures import Key, Measured, merge_into
 from efcil.studies.plan import key_of
 from efcil.studies.result import FOLDER, measures_of
 
@@ -322,7 +322,7 @@ def add_measures(runs: Iterable[RunFolder], places: Sequence[Path], results: Pat
     for run in runs:
         settings = run.read_settings()
         key = (settings.dataset, scenario_name(settings), label(settings, whole=True), settings.seed)
-        if names := [name for name, keys in wanted.items() if key in keys and not MEASURES[name].computed]:
+        if names := [name for name, keys in wanted.items() if key in keys]:
             measured.read_run(run, key, names)
     for folder in sorted({file.parent for place in places for file in place.glob(f"**/{FOLDER}/*/measured-*.csv")}):
         measured.read_results(folder)  # what `efcil paper` has computed

@@ -256,10 +256,10 @@ def test_what_studies_read_gets_files_of_its_own(
 ) -> None:
     key = ("digits", "cs5", "fetril+epochs=1", 1)
     monkeypatch.setattr(collect, "wanted_measures", lambda: {"timing": {key}, "spectrum": {key}, "perturbation": {key}})
-    noise = "dataset,scenario,method,seed,directions,sigma,accuracy,change,changed,commit\n"
+    noise = "dataset,scenario,method,seed,directions,sigma,change,accuracy,unperturbed,commit\n"
     folder = tmp_path / "runs" / "paper" / "perturbation"
     folder.mkdir(parents=True)
-    line = ",".join([*map(str, key), "principal", "0.5", "40.0", "0.3", "20.0", "abc"])
+    line = ",".join([*map(str, key), "principal", "0.5", "0.3", "40.0", "60.0", "abc"])
     (folder / "measured-perturbation.csv").write_text(noise + line + "\n", encoding="utf-8")
     shutil.copytree(runs, tmp_path / "runs", dirs_exist_ok=True)
     found = gather(tmp_path / "runs", tmp_path, monkeypatch)

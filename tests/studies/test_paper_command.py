@@ -143,6 +143,30 @@ def test_a_short_schedule_has_one_seed_and_folders_of_its_own(
     assert not (tmp_path / "paper/mine").exists()
 
 
+def test_spectrum_noise_and_components_are_read_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = STUDY.replace("frozen, method: frozen", "low rank, method: efc, overrides: {covariance: low-rank}")
+    text = text.replace("[0, 1]", "[0]").replace("fetril", "efc").replace("A_inc]", "components]")
+    text = text.replace("{reader: curves}", "{reader: spectrum}").replace("{reader: timing}", "{reader: perturbation}")
+    (tmp_path / "deep.yaml").write_text(text, encoding="utf-8")
+    command = ["paper", str(tmp_path / "deep.yaml"), "--output", str(tmp_path / "runs")]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("noise in its features") == 2
+    assert "Missing" not in printed
+    folder = tmp_path / "runs" / "paper" / "deep"
+    low, full = (row for row in rows(folder / "deep-table-digits.csv") if row["scenario"] == "cs5")
+    assert (float(low["components"].split()[0]) > 0, full["components"]) == (True, "")
+    spectra = rows(folder / "measured-spectrum.csv")
+    assert [(row["task"], row["classes"]) for row in spectra[:5]] == [(str(n), str(2 * n)) for n in range(1, 6)]
+    noise = [row for row in rows(folder / "deep-perturbation-digits.csv") if row["method"] == "efc"]
+    assert {row["directions"] for row in noise} == {"principal", "non-principal"}
+    unmoved = {row["accuracy"] for row in noise if row["directions"] == "non-principal"}
+    assert len(unmoved) == 1, "noise in directions that do not matter changes no prediction"
+    assert len({row["accuracy"] for row in noise}) > 1
+    assert main(command) == 0
+    assert "noise in its features" not in capsys.readouterr().out, "nothing is measured twice"
+
+
 def test_what_there_is_is_written_before_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["paper", "imagenet-1k", "--output", str(tmp_path), "--seeds", "0"]
     assert main(command) == 2

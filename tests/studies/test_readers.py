@@ -175,6 +175,36 @@ def test_the_spectrum_names_elbow_and_line() -> None:
     assert lines == [("x", 50.0), ("x", 60.0), ("x", 70.0), ("y", 0.01)]
 
 
+def test_noise_is_averaged_over_seeds_and_begins_without() -> None:
+    study = studies.load("perturbation")
+    (cell,) = study.cells(["cifar100"], ["cs10"])
+    found = Measured()
+    for seed in (0, 1):
+        rows = [
+            {"directions": directions, "sigma": sigma, "change": change, "accuracy": f"{accuracy + seed}", "commit": ""}
+            | {"unperturbed": f"{40 + seed}"}
+            for directions, sigma, change, accuracy in (
+                ("principal", "1", "0.5", 20),
+                ("principal", "2", "0.75", 10),
+                ("non-principal", "1", "0", 40),
+            )
+        ]
+        found.add("perturbation", key_of(cell, seed), rows)
+    result = conclude(study, [cell], (0, 1), found, fast=False)
+    (table,) = result.outcomes[0][1].sheets
+    assert [row[3:] for row in table.rows] == [
+        ("0 1", "non-principal", "0", "0.0000 ± 0.0000", "40.50 ± 0.71"),
+        ("0 1", "non-principal", "1", "0.0000 ± 0.0000", "40.50 ± 0.71"),
+        ("0 1", "principal", "0", "0.0000 ± 0.0000", "40.50 ± 0.71"),
+        ("0 1", "principal", "1", "0.5000 ± 0.0000", "20.50 ± 0.71"),
+        ("0 1", "principal", "2", "0.7500 ± 0.0000", "10.50 ± 0.71"),
+    ]
+    figures = result.outcomes[0][1].figures
+    curves = {series.label: (list(series.x), list(series.y)) for series in figures["cifar100-cs10-accuracy"].series}
+    assert curves["principal"] == ([0.0, 1.0, 2.0], [40.5, 20.5, 10.5])
+    assert figures["cifar100-cs10-change"].limits == (0.0, 1.0)
+
+
 def test_times_of_runs_that_shared_a_card_are_not_averaged_with_others() -> None:
     study = studies.load("timing")
     (cell,) = study.cells(["cifar100"], ["cs10"], ["efc"])

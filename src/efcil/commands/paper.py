@@ -187,8 +187,13 @@ class _Command:
         return None
 
     def _compute(self, measured: Measured) -> BaseException | None:
-        """Measure what needs a model and the images."""
-        return None
+        """Measure what needs a model and the images; return the first error."""
+        from efcil.studies.result import measures_of, perturb_runs
+
+        if self.arguments.no_training or "perturbation" not in measures_of(self.study):
+            return None
+        say = (lambda text: None) if self.arguments.quiet else print
+        return perturb_runs(self.cells, self.shown, self.output, measured, say)
 
 
 def _validated(settings: Sequence[Settings]) -> list[Settings]:

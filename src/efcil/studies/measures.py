@@ -33,8 +33,6 @@ class Measure:
     name: str
     columns: tuple[str, ...]
     of: Callable[[RunFolder, Mapping[str, Any]], Rows]
-    #: Whether reading it needs the images too, and takes a while.
-    computed: bool = False
 
 
 def _accuracy(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
@@ -58,12 +56,9 @@ def _components(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
 
 
 def _spectrum(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
-    found = run.spectrum() if hasattr(run, "spectrum") else None
-    if found is None:
-        return []
     sizes = summary.get("task_sizes") or []
     rows = []
-    for task, values in found.items():
+    for task, values in (run.spectrum() or {}).items():
         listed = " ".join(f"{float(value):.5g}" for value in values)
         rows.append({"task": str(task), "classes": str(sum(sizes[:task])), "values": listed, "commit": commit(summary)})
     return rows
@@ -90,7 +85,17 @@ def _timing(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
 
 
 def _perturbation(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
-    raise NotImplementedError  # needs the images: see `perturbation.py`
+    return [
+        {
+            "directions": each.directions,
+            "sigma": f"{each.sigma:g}",
+            "change": number(each.change, 6),
+            "accuracy": number(each.accuracy),
+            "unperturbed": number(each.unperturbed),
+            "commit": commit(summary),
+        }
+        for each in run.perturbation() or ()
+    ]
 
 
 MEASURES = {
@@ -100,12 +105,7 @@ MEASURES = {
         Measure("components", ("components", "components_std", "commit"), _components),
         Measure("spectrum", ("task", "classes", "values", "commit"), _spectrum),
         Measure("timing", ("first_epoch", "later_epoch", "end_of_task", "at_a_time", "hardware", "commit"), _timing),
-        Measure(
-            "perturbation",
-            ("directions", "sigma", "accuracy", "change", "changed", "commit"),
-            _perturbation,
-            computed=True,
-        ),
+        Measure("perturbation", ("directions", "sigma", "change", "accuracy", "unperturbed", "commit"), _perturbation),
     )
 }
 
@@ -135,8 +135,7 @@ class Measured:
         try:
             summary = run.verified_summary()
             for name in measures:
-                if not MEASURES[name].computed:
-                    self.add(name, key, MEASURES[name].of(run, summary))
+                self.add(name, key, MEASURES[name].of(run, summary))
         except EfcilError as error:
             self.problems.append(f"{run.path}: {error}")
 

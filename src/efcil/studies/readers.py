@@ -378,48 +378,51 @@ def _timing(question: Question) -> Outcome:
 
 def _perturbation(question: Question) -> Outcome:
     rows = []
-    curves: dict[str, dict[str, dict[float, list[float]]]] = {}
+    figures: dict[str, list[Series]] = {}
     titles: dict[str, str] = {}
     for cell in question.cells:
-        found: dict[tuple[str, float], list[dict[str, str]]] = {}
         seeds = question.rows("perturbation", cell)
-        for listed in seeds.values():
-            for row in listed:
-                found.setdefault((row["directions"], float(row["sigma"])), []).append(row)
+        found: dict[tuple[str, float], dict[int, Mapping[str, str]]] = {}
+        for seed, row in ((seed, row) for seed, listed in seeds.items() for row in listed):
+            # The left end of the curves is what the run reached without noise.
+            none = {**row, "change": "0", "accuracy": row["unperturbed"]}
+            found.setdefault((row["directions"], 0.0), {})[seed] = none
+            found.setdefault((row["directions"], float(row["sigma"])), {})[seed] = row
+        place = (cell.dataset, cell.scenario, cell.variant.name, seeds_in_words(list(seeds)) or "none")
         for (directions, sigma), members in sorted(found.items()):
-            stats = [
-                Statistic.of([float(each[name]) for each in members]) for name in ("accuracy", "change", "changed")
-            ]
-            place = (cell.dataset, cell.scenario, cell.variant.name, directions, f"{sigma:g}")
-            digits = (2, 4, 2)
-            shown = (with_spread(stat, n) for stat, n in zip(stats, digits, strict=True))
-            rows.append((*place, seeds_in_words(list(seeds)), *shown))
-            for what, name in (("accuracy", "accuracy"), ("change", "change of probabilities")):
-                stem = f"{cell.dataset}-{cell.scenario}-{what}"
-                titles[stem] = f"{question.figure_title(cell)}, {name}"
-                values = curves.setdefault(stem, {}).setdefault(directions, {})
-                values[sigma] = [float(each[what]) for each in members]
-    heading = (
-        "dataset", "scenario", "method", "directions", "sigma", "seeds", "accuracy", "change", "answers changed (%)",
-    )  # fmt: skip
+            stats = [_over_seeds(members, name) for name in ("change", "accuracy")]
+            shown = (with_spread(stat, digits) for stat, digits in zip(stats, (4, 2), strict=True))
+            rows.append((*place, directions, f"{sigma:g}", *shown))
+        if not found:
+            rows.append((*place, "-", "-", "-", "-"))
+        for what in ("change", "accuracy") if found else ():
+            stem = f"{cell.dataset}-{cell.scenario}-{what}"
+            titles[stem] = question.figure_title(cell)
+            for directions in dict.fromkeys(kind for kind, _ in found):
+                figures.setdefault(stem, []).append(_noise(found, directions, what))
+    heading = ("dataset", "scenario", "method", "seeds", "directions", "sigma", "change", "accuracy")
     notes = (
-        "Noise of standard deviation sigma in the features: in the span of the eigenvectors of the feature matrix with "
-        "positive eigenvalues (principal), or in all other directions. Change is the mean total variation between the "
-        "probabilities with and without noise.",
+        "Noise of standard deviation sigma in the features: along the directions of the feature matrix that matter "
+        "(principal), or along all others. Change is the mean total variation between the probabilities with and "
+        "without noise, from 0 to 1; accuracy is in percent, over all classes after the last task.",
     )
-    figures = {stem: _noise_figure(titles[stem], stem, by_kind) for stem, by_kind in curves.items()}
-    return Outcome((Sheet(question.title, heading, tuple(rows), 5, 2, notes),), figures=figures)
+    drawn = {stem: _noise_figure(titles[stem], stem, series) for stem, series in figures.items()}
+    return Outcome((Sheet(question.title, heading, tuple(rows), 5, 2, notes),), figures=drawn)
 
 
-def _noise_figure(name: str, stem: str, by_kind: Mapping[str, Mapping[float, Sequence[float]]]) -> Figure:
-    series = []
-    for directions, values in by_kind.items():
-        sigmas = sorted(values)
-        stats = [Statistic.of(values[sigma]) for sigma in sigmas]
-        curve = _curve(directions, stats)
-        series.append(Series(directions, sigmas, curve.y, curve.low, curve.high))
+def _over_seeds(members: Mapping[int, Mapping[str, str]], name: str) -> Statistic:
+    return Statistic.of([float(each[name]) for each in members.values()])
+
+
+def _noise(found: Mapping[tuple[str, float], Mapping[int, Mapping[str, str]]], directions: str, what: str) -> Series:
+    sigmas = sorted(sigma for kind, sigma in found if kind == directions)
+    curve = _curve(directions, [_over_seeds(found[directions, sigma], what) for sigma in sigmas])
+    return replace(curve, x=sigmas)
+
+
+def _noise_figure(name: str, stem: str, series: Sequence[Series]) -> Figure:
     percent = stem.endswith("accuracy")
-    words = "accuracy (%)" if percent else "total variation of probabilities"
+    words = "accuracy (%)" if percent else "change of probabilities"
     limits = (0.0, 100.0) if percent else (0.0, 1.0)
     return Figure(name, "standard deviation of the noise", words, tuple(series), limits=limits)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from efcil.errors import SettingsError
+from efcil.errors import EfcilError, SettingsError
 from efcil.files import write_atomically
 from efcil.report import write_figure
 from efcil.runfolder import locate
@@ -65,6 +65,35 @@ def read_runs(cells: Sequence[Cell], seeds: Sequence[int], output: Path, measure
     measured.problems += own.problems
     for name, rows in own.rows.items():
         measured.rows[name] = {**measured.rows.get(name, {}), **rows}
+
+
+def perturb_runs(
+    cells: Sequence[Cell], seeds: Sequence[int], output: Path, measured: Measured, say: Callable[[str], object]
+) -> EfcilError | None:
+    """Perturb the features of finished runs of which that is not known; return the first error, None without one."""
+    from efcil.data.images import Dataset
+    from efcil.data.sources import SourceOptions, load_dataset
+    from efcil.experiment.perturbation import perturb
+
+    images: dict[str, Dataset] = {}
+    failed: EfcilError | None = None
+    for cell, settings in settings_of(cells, seeds):
+        run, key = locate(output, settings), key_of(cell, settings.seed)
+        if not run.summary_file.exists() or measured.get("perturbation", key):
+            continue
+        try:
+            if cell.dataset not in images:
+                options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
+                data = None if settings.data is None else Path(settings.data)
+                images[cell.dataset] = load_dataset(cell.dataset, data, options)
+            say(f"{run.path}: noise in its features")
+            perturb(run, images[cell.dataset], device=settings.device)
+        except EfcilError as error:
+            failed = failed or error
+            measured.problems.append(f"{run.path}: {error}")
+            continue
+        measured.read_run(run, key, ["perturbation"])
+    return failed
 
 
 def conclude(study: Study, cells: Sequence[Cell], seeds: Sequence[int], measured: Measured, fast: bool) -> Result:

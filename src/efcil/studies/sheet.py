@@ -90,8 +90,12 @@ def _for_markdown(words: str) -> str:
 
 
 def comma_separated(sheet: Sheet) -> str:
-    """Return the sheet as CSV; title and notes are in the first column of lines of their own, below the rows."""
-    lines = [sheet.heading, *sheet.rows, *((words,) for words in (sheet.title, *sheet.notes))]
+    """Return the sheet as CSV; title and notes are in the first column of lines of their own, below the rows.
+
+    What was not measured is empty.
+    """
+    rows = (tuple("" if cell == "-" else cell for cell in row) for row in sheet.rows)
+    lines = [sheet.heading, *rows, *((words,) for words in (sheet.title, *sheet.notes))]
     return "".join(csv_line(map(printable, line)) for line in lines)
 
 
