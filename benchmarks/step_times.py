@@ -3,8 +3,9 @@
     python benchmarks/step_times.py        # writes src/efcil/studies/step-times.csv
 
 An epoch of the first task and the speed-up of several runs at a time come from speed-h200.csv, epochs of later tasks
-from epochs-h200.csv, both with images in the shape of CIFAR-100's. Other datasets come from timing.csv, as
-soon as runs of them are in it; runs that shared the card count as if they had been alone.
+from epochs-h200.csv, both with images in the shape of CIFAR-100's. Those of EFC on Tiny-ImageNet are in
+speed-64-h200.csv. Other methods and datasets come from timing.csv, as soon as runs of them are in it; runs that shared
+the card count as if they had been alone.
 """
 
 from __future__ import annotations
@@ -44,13 +45,23 @@ def rows(folder: Path = RESULTS) -> Iterator[tuple[str, ...]]:
     for count in (4, 5):
         several = speed["incremental step, several runs", f"{count} runs, per step and run"]
         yield _row(TOGETHER, "", str(count), alone / float(several["value"]), "", several, "speed-h200.csv")
+    yield from _of_tiny_imagenet(folder)
     yield from _of_other_datasets(folder)
+
+
+def _of_tiny_imagenet(folder: Path) -> Iterator[tuple[str, ...]]:
+    source = "speed-64-h200.csv"
+    speed = {(row["what"], row["variant"]): row for row in read(source, folder)}
+    for what, method, name in ((FIRST, "*", "first-task step"), (LATER, "efc", "incremental step")):
+        if (row := speed.get((name, "whole epochs, per step"))) is not None:
+            yield _row(what, "tiny-imagenet", method, float(row["value"]) / 1000, BATCH, row, source)
 
 
 def _of_other_datasets(folder: Path) -> Iterator[tuple[str, ...]]:
     found: dict[tuple[str, str, str], list[tuple[float, dict[str, str]]]] = {}
     for row in read("timing.csv", folder):
-        if row["dataset"] not in facts() or row["dataset"] == "cifar100" or "+" in row["method"].replace("++", ""):
+        known = row["dataset"] in facts() and row["dataset"] != "cifar100"
+        if not known or "+" in row["method"].replace("++", ""):
             continue
         sizes = task_sizes(Settings(dataset=row["dataset"], scenario=row["scenario"]))
         alone = speed_up(int(row["at_a_time"])) / int(row["at_a_time"])
@@ -61,7 +72,10 @@ def _of_other_datasets(folder: Path) -> Iterator[tuple[str, ...]]:
             if row[column]:
                 images = classes * facts()[row["dataset"]].images_per_class
                 found.setdefault((what, row["dataset"], method), []).append((float(row[column]) * alone / images, row))
+    steps = {row[:3] for row in _of_tiny_imagenet(folder)}
     for (what, dataset, method), values in sorted(found.items()):
+        if (what, dataset, method) in steps:
+            continue
         seconds = statistics.median(value for value, _ in values) * IMAGES
         yield _row(what, dataset, method, seconds, IMAGES, values[0][1], "timing.csv")
 

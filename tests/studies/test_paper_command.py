@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from efcil import studies
 from efcil.cli import main
 from efcil.commands.paper import read_seeds
-from efcil.errors import SettingsError
+from efcil.errors import GridError, SettingsError
+from efcil.settings import Settings
 
 STUDY = """
 title: Two ways to follow the drift
@@ -57,8 +61,10 @@ def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper"]) == 0
     text = capsys.readouterr().out
     for name in studies.names():
-        assert f"{name}: {studies.load(name).about}" in text
-    assert "390 runs" in text
+        assert f"\n{name} " in f"\n{text}"
+        assert studies.load(name).about in text
+    assert "table 1, 390 runs: cifar100, tiny-imagenet, imagenet-subset; ws10, ws20, cs10, cs20" in text
+    assert "figure and table, 1 run: cifar100; ws5" in text
 
 
 def test_what_is_made_is_written_and_what_lacks_is_named(
@@ -197,3 +203,52 @@ def test_seeds_are_numbers_and_ranges() -> None:
     for wrong in (["a"], ["-1"], ["3-1"], ["0-99999999"], [","], ["1.5"]):
         with pytest.raises(SettingsError, match="--seeds"):
             read_seeds(wrong)
+
+
+class Recorder:
+    """Stands in for the training."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.settings: list[Settings] = []
+        self.options: dict[str, Any] = {}
+
+    def run_grid(self, settings: list[Settings], output: Path, **options: Any) -> list[Path]:
+        self.settings, self.options = settings, options
+        if self.error is not None:
+            raise self.error
+        return []
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    module = types.ModuleType("efcil.experiment")
+    module.run_grid = recorder.run_grid  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "efcil.experiment", module)
+    return recorder
+
+
+def test_what_is_missing_is_trained_longest_first(trained: Recorder, tmp_path: Path) -> None:
+    choice = ["--scenario", "cs10", "--seeds", "3-4", "--method", "EFC", "fetril", "pass"]
+    where = ["--data", str(tmp_path), "--output", str(tmp_path / "runs")]
+    assert main(["paper", "table1", *choice, *where, "--jobs-per-gpu", "5", "--checkpoint-steps", "7"]) == 0
+    order = [(each.method, each.seed) for each in trained.settings]
+    assert order == [("pass", 3), ("pass", 4), ("efc", 3), ("efc", 4), ("fetril", 3), ("fetril", 4)]
+    assert {each.data for each in trained.settings} == {str(tmp_path)}
+    assert trained.options == {"jobs_per_gpu": 5, "quiet": False, "checkpoint_steps": 7, "debug": False}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt("Stopped."), 130), (GridError("2 of 3 runs failed.", []), 1)]
+)
+def test_the_result_is_written_when_training_ends_early(
+    trained: Recorder, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    trained.error = error
+    command = ["paper", "spectrum", "--data", str(tmp_path), "--output", str(tmp_path / "runs")]
+    assert main(command) == code
+    printed = capsys.readouterr()
+    assert str(error) in printed.err
+    assert "CIFAR-100 ws5: EFC (all seeds)" in printed.out
+    assert (tmp_path / "runs/paper/spectrum/spectrum-cifar100.txt").exists()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, positive
+from efcil.commands.parser import add_checkpoint_steps, add_debug, counted, positive
 from efcil.errors import EfcilError, GridError, SettingsError
 
 if TYPE_CHECKING:
@@ -88,13 +87,13 @@ def _listing() -> str:
     from efcil import studies
 
     lines = []
+    width = max(map(len, studies.names()))
     for name in studies.names():
         study = studies.load(name)
-        runs = sum(len(study.cells([dataset])) * len(study.seeds) for dataset in study.datasets)
-        facts = f"{study.makes}; {runs} runs; {', '.join(study.datasets)}; {', '.join(study.scenarios)}"
-        table = f" (Table {study.table})" if study.table else ""
-        lines.append(f"{name}: {study.about}{table}")
-        lines.append(textwrap.fill(facts, 80, initial_indent="    ", subsequent_indent="    "))
+        runs = counted(len(study.cells()) * len(study.seeds), "run")
+        makes = f"{study.makes} {study.table}" if study.table else study.makes
+        lines.append(f"{name:<{width}}  {makes}, {runs}: {', '.join(study.datasets)}; {', '.join(study.scenarios)}")
+        lines.append(" " * (width + 2) + study.about)
     lines.append("\nMake one: efcil paper table1 --dataset cifar100 --data DIR [--fast] [--dry-run]")
     return "\n".join(lines)
 

@@ -178,7 +178,12 @@ class Times:
         if (direct := self._measured.get((settings.dataset, method, what))) is not None:
             return Speed(direct, MEASURED)
         other = self._measured.get(("cifar100", method, what))
-        return None if other is None else Speed(other * known.work, SCALED)
+        return None if other is None else Speed(other * self._factor(settings.dataset, what, known.work), SCALED)
+
+    def _factor(self, dataset: str, what: str, work: float) -> float:
+        """Return how much longer an image takes than CIFAR-100's: as for EFC, if that was measured, or by its work."""
+        there, here = (self._measured.get((name, "efc", LATER)) for name in (dataset, "cifar100"))
+        return there / here if what == LATER and there and here else work
 
     def of(self, settings: Settings) -> Estimate | None:
         """Return the time of a whole run; None if it cannot be said."""
@@ -272,7 +277,7 @@ def sources_in_words(sources: Sequence[str], hardware: str, output: Path) -> lis
     if MEASURED in sources or SCALED in sources:
         found.append(f"Times are from steps measured on one {measured_on()}.")
         if SCALED in sources:
-            found.append("Some are scaled from CIFAR-100 by the work that an image is: rough ones.")
+            found.append("Some are scaled from CIFAR-100's to larger images, which is rough.")
         if hardware != measured_on():
             found.append(
                 f"This machine has {hardware or 'other hardware'}, where runs take another time, on a processor very "
