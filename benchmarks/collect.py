@@ -33,8 +33,7 @@ from efcil.resolution import label, scenario_name
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import Settings, options
 from efcil.settings.options import show
-from efcil.studies.measures import Key, Measured, merge_into
-from efcil.studies.plan import key_of
+from efcil.studies.measures import Key, Measured, key_of, merge_into
 from efcil.studies.result import FOLDER, measures_of
 
 COLUMNS = [

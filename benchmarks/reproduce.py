@@ -19,8 +19,8 @@ from efcil import studies
 from efcil.report import Figure, write_figure
 from efcil.studies import sheet
 from efcil.studies.estimate import END, LATER, title
-from efcil.studies.measures import Measured
-from efcil.studies.plan import key_of, measurable
+from efcil.studies.measures import Measured, key_of
+from efcil.studies.plan import measurable
 from efcil.studies.readers import TOLERANCE, Outcome
 from efcil.studies.result import conclude, measures_of
 from efcil.studies.sheet import Sheet

@@ -94,6 +94,24 @@ def test_figures_are_written(made: Path) -> None:
         assert (folder / f"mine-curves-digits-cs5.{kind}").stat().st_size > 1000
 
 
+def test_without_matplotlib_the_rest_is_written(
+    study: Path, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["paper", str(study), "--output", str(made), "--no-training"]) == 0
+    text = capsys.readouterr().out
+    assert "Figure files need matplotlib" in text
+    assert "Written: 14 files" in text
+
+
+def test_tasks_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = STUDY.replace("[cs5]", "[custom]").replace("epochs: 2", "epochs: 2, tasks: 2").replace("frozen", "fecam")
+    (tmp_path / "two.yaml").write_text(text, encoding="utf-8")
+    command = ["paper", str(tmp_path / "two.yaml"), "--output", str(tmp_path / "runs"), "--seeds", "0", "--quiet"]
+    assert main([*command, "--method", "fetril"]) == 0
+    assert "digits custom: fecam (all seeds), fetril (seed 1)" in capsys.readouterr().out
+
+
 def test_a_dry_run_trains_and_writes_nothing(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", str(study), "--output", str(tmp_path / "runs"), "--dry-run"]) == 0
     text = capsys.readouterr().out

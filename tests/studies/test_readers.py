@@ -13,8 +13,7 @@ from efcil import studies
 from efcil.errors import SettingsError
 from efcil.report.paper import PaperValue, agrees
 from efcil.studies import sheet
-from efcil.studies.measures import Measured, merge_into
-from efcil.studies.plan import key_of
+from efcil.studies.measures import Measured, key_of, merge_into
 from efcil.studies.readers import elbow, seeds_in_words
 from efcil.studies.result import Result, conclude, missing, write
 from efcil.studies.sheet import Sheet

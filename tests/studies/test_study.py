@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,14 @@ def test_a_study_of_ones_own(tmp_path: Path) -> None:
     value = cell.published("A_step")
     assert value is not None
     assert (value.mean, value.std) == (80.0, 1.5)
+
+
+def test_the_study_of_the_documentation_is_valid() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    study = parse(yaml.safe_load(example), "mine", "the page")
+    labels = [cell.label for cell in study.cells()]
+    assert labels == ["efc+efm_weight=1+epochs=10", "efc+epochs=10", "efc+efm_weight=100+epochs=10"]
 
 
 @pytest.mark.parametrize(

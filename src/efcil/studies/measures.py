@@ -12,11 +12,15 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from efcil.errors import EfcilError, SettingsError
 from efcil.files import write_atomically
+from efcil.resolution import scenario_name
 from efcil.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from efcil.studies.study import Cell
 
 KEY = ("dataset", "scenario", "method", "seed")
 #: dataset, scenario, method's label, seed
@@ -189,6 +193,11 @@ def merge_into(file: Path, measure: str, new: Mapping[Key, Rows], old: Mapping[K
 
 def _line(values: Sequence[str]) -> str:
     return ",".join(f'"{value}"' if "," in value else value for value in (v.replace('"', "'") for v in values))
+
+
+def key_of(cell: Cell, seed: int) -> Key:
+    """Return what a run is called in results."""
+    return cell.dataset, scenario_name(cell.settings), cell.label, seed
 
 
 def number(value: Any, digits: int = 4) -> str:

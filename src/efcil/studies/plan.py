@@ -12,7 +12,7 @@ from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
 from efcil.studies import estimate
 from efcil.studies.estimate import Estimate, Times
-from efcil.studies.measures import Key, Measured
+from efcil.studies.measures import Key, Measured, key_of
 from efcil.studies.study import Cell
 
 FINISHED, KNOWN, UNFINISHED, TO_DO = "finished", "in the results", "unfinished", "to do"
@@ -152,11 +152,6 @@ def settings_of(cells: Sequence[Cell], seeds: Sequence[int]) -> list[tuple[Cell,
         for seed in seeds:
             found.setdefault(key_of(cell, seed), (cell, replace(cell.settings, seed=seed)))
     return list(found.values())
-
-
-def key_of(cell: Cell, seed: int) -> Key:
-    """Return what a run is called in results."""
-    return cell.dataset, cell.scenario, cell.label, seed
 
 
 def known_numbers(runs: Sequence[tuple[Cell, Settings]], measured: Measured, measures: Collection[str]) -> set[int]:

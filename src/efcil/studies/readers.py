@@ -13,7 +13,7 @@ from efcil.report.paper import PaperValue, agrees
 from efcil.resolution import resolve
 from efcil.studies import sheet
 from efcil.studies.estimate import title
-from efcil.studies.measures import Measured, Rows
+from efcil.studies.measures import Measured, Rows, key_of
 from efcil.studies.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ class Question:
 
     def rows(self, measure: str, cell: Cell) -> dict[int, Rows]:
         """Return what was measured of a row of runs, by seed."""
-        keys = {seed: (cell.dataset, cell.scenario, cell.label, seed) for seed in self.seeds}
-        found = {seed: self.measured.get(measure, key) for seed, key in keys.items()}
+        found = {seed: self.measured.get(measure, key_of(cell, seed)) for seed in self.seeds}
         return {seed: rows for seed, rows in found.items() if rows}
 
 
@@ -163,6 +162,7 @@ def _has_paper(listed: Sequence[Entry], metric: str) -> bool:
 def _table_notes(question: Question, listed: Sequence[Entry], metrics: Sequence[str]) -> Iterator[str]:
     if not question.fast and any(_has_paper(listed, metric) for metric in metrics):
         yield TOLERANCE
+        yield from _tally(question, listed, metrics)
     few = [entry for entry in listed if 0 < len(entry.seeds) < FULL_SEEDS]
     if few and any(_has_paper(listed, metric) for metric in metrics):
         yield "The paper's values are over five seeds; rows with fewer say which."
@@ -172,6 +172,15 @@ def _table_notes(question: Question, listed: Sequence[Entry], metrics: Sequence[
             yield f"{name} is a reconstruction of a method whose code was never published: it is not judged."
     if question.options.get("order") and not question.fast:
         yield from _order(listed, metrics[0])
+
+
+def _tally(question: Question, listed: Sequence[Entry], metrics: Sequence[str]) -> Iterator[str]:
+    """Say how many values agree with the paper's."""
+    left_out = question.options.get("reconstructed", [])
+    judged = [entry.agrees(metric) for entry in listed for metric in metrics if entry.cell.variant.name not in left_out]
+    known = [verdict for verdict in judged if verdict is not None]
+    if known:
+        yield f"Of {len(known)} values that both have, {sum(known)} agree."
 
 
 def _order(listed: Sequence[Entry], metric: str) -> Iterator[str]:

@@ -12,8 +12,8 @@ from efcil.report import write_figure
 from efcil.runfolder import locate
 from efcil.studies import sheet
 from efcil.studies.estimate import title
-from efcil.studies.measures import Key, Measured
-from efcil.studies.plan import key_of, measurable, settings_of
+from efcil.studies.measures import Key, Measured, key_of
+from efcil.studies.plan import measurable, settings_of
 from efcil.studies.readers import READERS, Outcome, Question, seeds_in_words
 from efcil.studies.study import Cell, Study
 

@@ -96,7 +96,8 @@ class Study:
         chosen: dict[str, Any] = {"method": variant.method, "dataset": dataset, "scenario": scenario}
         settings = Settings(**chosen, **given, data=data, overrides=dict(variant.overrides))
         # Published numbers are listed by what differs from the paper's recipe, which the study itself describes.
-        plain = Settings(**chosen, overrides=dict(variant.overrides))
+        tasks = {name: given[name] for name in ("tasks", "first_task_classes") if name in given}
+        plain = Settings(**chosen, **tasks, overrides=dict(variant.overrides))
         return Cell(self, dataset, scenario, variant, settings, label(settings, whole=True), label(plain, whole=True))
 
 
