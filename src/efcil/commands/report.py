@@ -127,7 +127,9 @@ def _write_page(found: Table, place: Path, metrics: Sequence[str] | None) -> Non
     file = (place if place.is_dir() else place.parent) / PAGE
     try:
         if file.exists() and b'name="generator" content="efcil' not in file.read_bytes()[:4096]:
-            said = f"{file} is not a report of efcil and stays as it is. Give --output FILE.html for the page with charts."
+            said = (
+                f"{file} is not a report of efcil and stays as it is. Give --output FILE.html for the page with charts."
+            )
         else:
             write_atomically(file, render(found, "html", metrics))
             said = f"The page with charts: {file}"

@@ -85,7 +85,9 @@ class Details:
         """Return after every task the accuracy on classes of earlier tasks and on those of this one, for every seed."""
         old, new, sizes = [], [], np.array(self.sizes, dtype=float)
         for matrix in self.matrices:
-            old.append([float(np.average(matrix[k, :k], weights=sizes[:k])) if k else math.nan for k in range(len(matrix))])
+            old.append(
+                [float(np.average(matrix[k, :k], weights=sizes[:k])) if k else math.nan for k in range(len(matrix))]
+            )
             new.append([float(value) for value in matrix.diagonal()])
         return old, new
 
@@ -94,7 +96,8 @@ class Details:
         """For every seed: task and terms of the loss of every epoch."""
         found = []
         for run in self.row.runs:
-            lines = [line for line in quietly(run.read_metrics, []) if line.get("kind") == "epoch"]
+            nothing: list[dict[str, Any]] = []
+            lines = [line for line in quietly(run.read_metrics, nothing) if line.get("kind") == "epoch"]
             found.append([(_whole(line.get("task")), mapping(line, "losses")) for line in lines])
         return found
 
@@ -108,7 +111,9 @@ class Details:
         if not counts:
             return None
         shape = 1 + max(c.position for each in counts for c in each), max(c.task for each in counts for c in each)
-        seeds, right, images = [], {}, {}  # type: ignore[var-annotated]
+        seeds: list[np.ndarray] = []
+        right: dict[str, int] = {}
+        images: dict[str, int] = {}
         names = [["" for _ in range(shape[0])] for _ in counts]
         for named, each in zip(names, counts, strict=True):
             matrix = np.full(shape, math.nan)
@@ -129,7 +134,9 @@ class Details:
 
         The confusions are (true class, answer, images over all seeds), the most frequent first.
         """
-        found, names, pairs = [], [], {}  # type: ignore[var-annotated]
+        found: list[np.ndarray] = []
+        names: list[list[str]] = []
+        pairs: dict[tuple[str, str], int] = {}
         for run, summary in zip(self.row.runs, self.summaries, strict=True):
             counts = _probe(run, "confusion")
             known = summary.get("class_names")
@@ -158,7 +165,9 @@ class Details:
 
 def spread(per_seed: Sequence[Sequence[float]]) -> tuple[list[float], list[float | None], list[float | None]]:
     """Return means, and mean minus and plus one standard deviation where there are at least two seeds."""
-    means, low, high = [], [], []  # type: ignore[var-annotated]
+    means: list[float] = []
+    low: list[float | None] = []
+    high: list[float | None] = []
     for values in zip(*per_seed, strict=True):
         means.append(_mean(values))
         known = len(values) > 1 and all(map(math.isfinite, values))
@@ -189,8 +198,9 @@ def _probe(run: Any, name: str) -> Any:
 
 
 def _positions(names: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    first = names[0]
-    return tuple(first) if all(list(other) == list(first) for other in names) else tuple(map(str, range(1, len(first) + 1)))
+    first = list(names[0])
+    same = all(list(other) == first for other in names)
+    return tuple(first) if same else tuple(str(place + 1) for place in range(len(first)))
 
 
 def _forgotten(matrix: np.ndarray, task: int) -> float:

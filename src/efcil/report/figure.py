@@ -92,6 +92,11 @@ def style(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
 
 
+def shape(index: int) -> str:
+    """Return the marker of the series number `index`: another one where a colour is used again."""
+    return SHAPES[(index + index // len(COLOURS)) % len(SHAPES)]
+
+
 def styles(figure: Figure) -> list[int]:
     """Return the place in the palette of every series."""
     return [index if each.style is None else each.style for index, each in enumerate(figure.series)]
@@ -169,3 +174,10 @@ def thinned(count: int, most: int) -> list[int]:
     step = max(1, math.ceil(count / most))
     places = list(range(0, count, step))
     return places if not places or places[-1] == count - 1 else [*places, count - 1]
+
+
+def number(value: float) -> str:
+    """Return a number as an axis shows it: whole thousands with separators, small ones without many digits."""
+    if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}" if value == round(value, 6) else f"{value:.4g}"

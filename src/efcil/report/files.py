@@ -10,12 +10,24 @@ from typing import Any
 import numpy as np
 
 from efcil.errors import SettingsError, printable, unknown
-from efcil.report.figure import COLOURS, SHAPES, Figure, HeatMap, Series, band, extent, style, styles
+from efcil.report.figure import (
+    COLOURS,
+    SHAPES,
+    Figure,
+    HeatMap,
+    band,
+    extent,
+    log_ticks,
+    number,
+    shape,
+    style,
+    styles,
+)
 
 FIGURE_FORMATS = ("svg", "pdf", "png")
 _MARKERS = dict(zip(SHAPES, ("o", "s", "^", "D"), strict=True))
 #: Fonts are embedded as fonts, so that publishers accept the files and text can be searched; names are never formulas.
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -37,9 +49,9 @@ _SETTINGS = {
 
 
 def write_figure(figure: Figure | HeatMap, stem: Path | str, formats: Sequence[str] = FIGURE_FORMATS) -> list[Path]:
-    """Write a figure to `stem` plus `.svg`, `.pdf` or `.png`, and return the files. The same figure gives the same files.
+    """Write a figure to `stem` plus `.svg`, `.pdf` or `.png`, and return the files.
 
-    Needs matplotlib (`pip install 'efcil[figures]'`).
+    The same figure gives the same files. Needs matplotlib (`pip install 'efcil[figures]'`).
     """
     for name in formats:
         if name not in FIGURE_FORMATS:
@@ -52,7 +64,8 @@ def write_figure(figure: Figure | HeatMap, stem: Path | str, formats: Sequence[s
             "Figure files need matplotlib, which is not installed. Install it: pip install 'efcil[figures]'"
         ) from None
     stem, written = Path(stem), []
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_SETTINGS}):
+    settings: Any = {**matplotlib.rcParamsDefault, **_SETTINGS}  # not those of a matplotlibrc that lies around
+    with matplotlib.rc_context(settings):
         canvas = Canvas(figsize=_size(figure), layout="constrained")
         axes = canvas.add_subplot()
         if isinstance(figure, HeatMap):
@@ -77,14 +90,11 @@ def _size(figure: Figure | HeatMap) -> tuple[float, float]:
     if isinstance(figure, HeatMap):
         rows, columns = np.asarray(figure.values).shape
         return 1.4 + min(5.0, max(2.2, 0.32 * columns)), 0.9 + min(5.0, max(1.6, 0.26 * rows))
-    return (5.4 if _in_legend(figure) else 4.2), 2.9
+    return (5.4 if _has_legend(figure) else 4.2), 2.9
 
 
-def _in_legend(figure: Figure) -> list[tuple[int, Series]]:
-    """Return the series that a legend names: those that no text beside a point does."""
-    if figure.named_points or len(figure.series) < 2:
-        return []
-    return list(enumerate(figure.series))
+def _has_legend(figure: Figure) -> bool:
+    return len(figure.series) > 1
 
 
 def _lines(figure: Figure, canvas: Any, axes: Any) -> None:
@@ -95,22 +105,19 @@ def _lines(figure: Figure, canvas: Any, axes: Any) -> None:
         spread = band(series, figure.limits)
         x, y = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
         if series.joined:
-            marker = _MARKERS[SHAPES[places[index] % len(SHAPES)]] if len(x) <= 30 and not figure.ordered else ""
+            marker = _MARKERS[shape(places[index])] if len(x) <= 30 and not figure.ordered else ""
             dashes = (0, tuple(map(float, dash.split()))) if dash else "-"
             axes.plot(x, y, linestyle=dashes, marker=marker, **drawn)
             if len(spread) > 1:
                 xs, low, high = zip(*spread, strict=True)
                 axes.fill_between(xs, low, high, color=colour, alpha=0.14, linewidth=0, zorder=2)
         else:
-            axes.plot(x, y, linestyle="", marker=_MARKERS[SHAPES[places[index] % len(SHAPES)]], **drawn)
-            for place, low, high in spread:
-                axes.plot([place, place], [low, high], color=colour, linewidth=1, zorder=2)
-        if figure.named_points and len(x) and math.isfinite(y[-1]):
-            offset = {"xytext": (5, 3), "textcoords": "offset points", "fontsize": 8, "color": "#333333"}
-            axes.annotate(printable(series.label), (x[-1], y[-1]), **offset)
+            axes.plot(x, y, linestyle="", marker=_MARKERS[shape(places[index])], **drawn)
+            for at, bottom, top in spread:
+                axes.plot([at, at], [bottom, top], color=colour, linewidth=1, zorder=2)
     _references(figure, axes)
     _axes(figure, axes)
-    if _in_legend(figure):
+    if _has_legend(figure):
         many = len(figure.series) > 12
         canvas.legend(loc="outside right upper", fontsize=6 if many else 8, ncols=2 if many else 1)
 
@@ -119,7 +126,9 @@ def _references(figure: Figure, axes: Any) -> None:
     for line in figure.references:
         colour = "#555555" if line.style is None else style(line.style)[0]
         draw = axes.axhline if line.axis == "y" else axes.axvline
-        draw(line.value, color=colour, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        plain = not line.label and line.style is None  # where a task begins, for example
+        drawn = {"color": "#bbbbbb", "linewidth": 0.7} if plain else {"color": colour, "linewidth": 1}
+        draw(line.value, linestyle=(0, (4, 3)), zorder=1, **drawn)
         if line.low is not None and line.high is not None:
             (axes.axhspan if line.axis == "y" else axes.axvspan)(line.low, line.high, color=colour, alpha=0.07, lw=0)
         if line.label:
@@ -138,13 +147,17 @@ def _axes(figure: Figure, axes: Any) -> None:
     axes.set_axisbelow(True)
     axes.set_xlabel(printable(figure.x_title))
     axes.set_ylabel(printable(figure.y_title))
-    if extent(figure) is None:
+    found = extent(figure)
+    if found is None:
         axes.text(0.5, 0.5, "Nothing was measured.", transform=axes.transAxes, ha="center")
         return
-    if figure.log_x:
+    (low_x, high_x), (low_y, high_y) = found
+    if figure.log_x and not figure.x_labels:
         axes.set_xscale("log")
+        _log_ticks(axes.xaxis, low_x, high_x)
     if figure.log_y:
         axes.set_yscale("log")
+        _log_ticks(axes.yaxis, low_y, high_y)
     elif figure.limits is not None:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, figure.limits[0] - 1), min(high, figure.limits[1] + 1))
@@ -153,6 +166,15 @@ def _axes(figure: Figure, axes: Any) -> None:
         axes.set_xlim(-0.5, len(figure.x_labels) - 0.5)
     elif figure.whole_x and not figure.log_x:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _log_ticks(axis: Any, low: float, high: float) -> None:
+    """Write round numbers: powers would be set as formulas, and formulas are off because names are none."""
+    from matplotlib.ticker import NullLocator
+
+    places = [place for place in log_ticks(low, high) if low / 1.05 <= place <= high * 1.05] or log_ticks(low, high)
+    axis.set_ticks(places, [number(place) for place in places])
+    axis.set_minor_locator(NullLocator())
 
 
 def _shades(count: int) -> list[Any]:
@@ -166,7 +188,7 @@ def _heat_map(figure: HeatMap, canvas: Any, axes: Any) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     values = np.ma.masked_invalid(np.asarray(figure.values, dtype=float))
-    shades = LinearSegmentedColormap.from_list("efcil", ["#f4f8fb", COLOURS[0], "#00324f"])
+    shades = LinearSegmentedColormap.from_list("efcil", ["#f2f6fa", COLOURS[0]])
     drawn = axes.imshow(values, cmap=shades, vmin=figure.low, vmax=figure.high, aspect="auto", interpolation="nearest")
     rows, columns = values.shape
     for axis, labels in ((axes.xaxis, figure.column_labels), (axes.yaxis, figure.row_labels)):
@@ -179,9 +201,9 @@ def _heat_map(figure: HeatMap, canvas: Any, axes: Any) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if rows <= 20 and columns <= 20:
-        middle = (figure.low + figure.high) / 2
-        for (row, column), value in np.ndenumerate(values):
-            if not np.ma.is_masked(value):
+        middle = figure.low + 0.55 * (figure.high - figure.low)
+        for (row, column), value in np.ndenumerate(np.asarray(figure.values, dtype=float)):
+            if math.isfinite(value):
                 colour = "white" if value > middle else "#222222"
                 text = f"{value:.{figure.decimals}f}"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)

@@ -147,5 +147,3 @@ def _order(value: str) -> tuple[int, float, str]:
 def _percent(share: str) -> str:
     number = number_of(share)
     return share if number is None else f"{100 * number:g} %"
-
-

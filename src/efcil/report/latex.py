@@ -1,4 +1,4 @@
-"""The table as LaTeX in the manner of the paper: a row per method, a block of columns per scenario, the best in bold."""
+"""The table as LaTeX in the manner of the paper: a row per method, columns per scenario, the best in bold."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ def latex(table: Table, metrics: Sequence[str]) -> str:
     for groups in by_dataset.values():
         lines += _tabular(groups, metrics)
         lines += _classifiers(groups, metrics)
+    lines.append("")
     # On one line: after a line break in a name, the rest would be typeset or executed.
     for group in table.groups:
         if group.shared:
             lines.append(f"% {one_line(group.title)}: all rows have {one_line(', '.join(group.shared))}")
         lines += [f"% {one_line(note)}" for note in notes_of(group)]
+        by_seeds: dict[tuple[int, ...], list[str]] = {}
         for row in group.rows:
-            seeds = " ".join(map(str, row.seeds))
-            lines.append(f"% {one_line(f'{group.title}, {group.name(row)}')}: seeds {seeds}")
+            by_seeds.setdefault(row.seeds, []).append(group.name(row))
+        for seeds, names in by_seeds.items():
+            who = "" if len(by_seeds) == 1 else f", {'; '.join(names)}"
+            lines.append(f"% {one_line(f'{group.title}{who}')}: seeds {' '.join(map(str, seeds))}")
     lines += [f"% Not in the table: {one_line(f'{problem.path}: {problem.reason}')}" for problem in table.problems]
     return "\n".join(lines) + "\n"
 
@@ -41,7 +45,7 @@ def latex(table: Table, metrics: Sequence[str]) -> str:
 def escape_latex(text: str) -> str:
     """Escape the characters that LaTeX reads as commands."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"}
+    special |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\char34{}"}
     return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in printable(text))
 
 
@@ -50,7 +54,8 @@ def _tabular(groups: Sequence[Group], metrics: Sequence[str]) -> list[str]:
     columns = [[(metric, any_paper(group.rows, metric)) for metric in metrics] for group in groups]
     wide = [sum(1 + has_paper for _, has_paper in each) for each in columns]
     names = 1 + len(settings)
-    top, rules, place = [""] * names, "", names + 1
+    held_out = "" if groups[0].held_out is None else " (held out)"
+    top, rules, place = [escape_latex(groups[0].dataset) + held_out, *[""] * len(settings)], "", names + 1
     for group, width in zip(groups, wide, strict=True):
         top.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(group.scenario)}}}")
         rules += rf"\cmidrule(lr){{{place}-{place + width - 1}}}"
@@ -60,7 +65,7 @@ def _tabular(groups: Sequence[Group], metrics: Sequence[str]) -> list[str]:
         for metric, has_paper in each:
             heading += [_HEADINGS.get(metric, escape_latex(METRICS[metric])), *(["paper"] if has_paper else [])]
     title = f"{groups[0].dataset}, tested on {groups[0].tested_on}"
-    lines = [f"% {one_line(title)}", rf"\begin{{tabular}}{{{'l' * names}{'c' * sum(wide)}}}", r"\toprule"]
+    lines = ["", f"% {one_line(title)}", rf"\begin{{tabular}}{{{'l' * names}{'c' * sum(wide)}}}", r"\toprule"]
     lines += [" & ".join(top) + r" \\", rules, " & ".join(heading) + r" \\", r"\midrule"]
     for key, rows in _pivot(groups, settings).items():
         cells = [escape_latex(text) for text in key]
@@ -116,6 +121,6 @@ def _classifiers(groups: Sequence[Group], metrics: Sequence[str]) -> list[str]:
     if not body:
         return []
     heading = ["Scenario", "Method", "Classifier", *(_HEADINGS[metric] for metric in shown)]
-    lines = [rf"\begin{{tabular}}{{lll{'c' * len(shown)}}}", r"\toprule", " & ".join(heading) + r" \\", r"\midrule"]
+    lines = ["", rf"\begin{{tabular}}{{lll{'c' * len(shown)}}}", r"\toprule", " & ".join(heading) + r" \\", r"\midrule"]
     lines += [" & ".join(cells) + r" \\" for cells in body]
     return [*lines, r"\bottomrule", r"\end{tabular}"]

@@ -9,7 +9,6 @@ import base64
 import datetime
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,13 +19,13 @@ import efcil
 from efcil.errors import printable
 from efcil.output import escape
 from efcil.report import figures
-from efcil.report.cells import any_paper, mean_of, ours, paper
+from efcil.report.cells import any_paper, ours, paper
 from efcil.report.details import Details
-from efcil.report.figure import COLOURS, Figure, HeatMap
+from efcil.report.figure import COLOURS, Figure, HeatMap, styles
 from efcil.report.figures import Shown
 from efcil.report.groups import RANKED, UPPER_BOUNDS, best_and_second, number_of
 from efcil.report.svg import chart_data, draw, swatch
-from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table, mapping
+from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Table, mapping
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -84,7 +83,7 @@ class Drawing:
         self.data[identifier] = chart_data(figure)
         named: list[tuple[str, str]] = []
         if legend and isinstance(figure, Figure) and len(figure.series) > 1:
-            named = [(swatch(each.style if each.style is not None else i), each.label) for i, each in enumerate(figure.series)]
+            named = [(swatch(i), each.label) for i, each in zip(styles(figure), figure.series, strict=True)]
         return Block(identifier, draw(figure), figure.title, figure.note, metric, key, tuple(named))
 
     def blocks(self, found: Sequence[tuple[Figure | HeatMap | None, str, str]], legend: bool = False) -> list[Block]:
@@ -114,7 +113,7 @@ def page(table: Table, metrics: Sequence[str]) -> str:
         "script": _safe(script),
         "style": _safe(style),
         "policy": _policy(script),
-        "data": _safe(_json({"figures": drawing.data, "ranked": RANKED})),
+        "data": _safe(_json({"figures": drawing.data, "ranked": {metric: RANKED[metric] for metric in switched}})),
     }
     return _environment().get_template("report.html").render(facts)
 
@@ -202,7 +201,8 @@ def _lane(shown: Shown, index: int, metric: str) -> str:
     def place(number: float) -> float:
         return 6 + 128 * (min(max(number, low), high) - low) / (high - low) if high > low else 70.0
 
-    parts = [f'<svg class="lane c{index % len(COLOURS)}" viewBox="0 0 140 18" role="img" aria-label="{_spoken(row, metric)}">']
+    colour, spoken = f"c{index % len(COLOURS)}", _spoken(row, metric)
+    parts = [f'<svg class="lane {colour}" viewBox="0 0 140 18" role="img" aria-label="{spoken}">']
     parts.append('<line class="grid" x1="0" x2="140" y1="9" y2="9"/>')
     if published is not None:
         at = place(published.mean)
@@ -301,15 +301,16 @@ def _provenance(row: Row, details: Details) -> list[dict[str, Any]]:
     for seed, summary in zip(row.seeds, details.summaries, strict=True):
         versions, execution = mapping(summary, "versions"), mapping(summary, "execution")
         earlier = summary.get("earlier_commits")
-        begun = f" (started with {', '.join(str(e)[:12] for e in earlier)})" if isinstance(earlier, list) and earlier else ""
+        listed = [str(commit)[:12] for commit in earlier] if isinstance(earlier, list) else []
+        begun = f" (started with {', '.join(listed)})" if listed else ""
         changed = " with uncommitted changes" if summary.get("uncommitted_changes") else ""
         computed = [str(execution[name]) for name in ("precision", "path") if name in execution]
+        known = [f"{name} {versions[name]}" for name in ("efcil", "torch", "python") if name in versions]
         facts = {
             "command": str(summary.get("command") or "no command recorded"),
             "commit": f"{str(summary.get('commit') or 'unknown')[:12]}{changed}{begun}",
             "hardware": figures.machine(summary) + (f", {' '.join(computed)}" if computed else ""),
-            "versions": ", ".join(f"{name} {versions[name]}" for name in ("efcil", "torch", "python") if name in versions)
-            or "unknown",
+            "versions": ", ".join(known) or "unknown",
         }
         found.setdefault(tuple(facts.items()), []).append(seed)
     return [{"seeds": seeds, **dict(facts)} for facts, seeds in found.items()]
@@ -345,7 +346,7 @@ def _environment() -> Environment:
 def _safe(text: str) -> Any:
     from markupsafe import Markup
 
-    return Markup(text)  # noqa: S704 - made by us, with all text from data escaped
+    return Markup(text)  # made by us, with all text from data escaped
 
 
 def _json(value: Any) -> str:

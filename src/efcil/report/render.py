@@ -59,9 +59,12 @@ def _text_group(group: Group, metrics: Sequence[str], width: int) -> str:
         heading += [METRICS[metric], "paper"] if any_paper(group.rows, metric) else [METRICS[metric]]
     body = [_text_cells(row, metrics, [any_paper(group.rows, metric) for metric in metrics]) for row in group.rows]
     told_apart = [["method", *group.settings], *([row.method or row.label, *group.values(row)] for row in group.rows)]
+    names = _side_by_side(told_apart)
+    if len(names[0]) + sum(2 + max(map(len, column)) for column in zip(heading, *body, strict=True)) > width:
+        names = ["method", *(group.name(row) for row in group.rows)]  # too many columns for this screen
     title = group.title + (f" (all rows: {', '.join(group.shared)})" if group.shared else "")
     title = textwrap.fill(printable(title), width, subsequent_indent="  ", break_long_words=False)
-    return _text_table(title, _side_by_side(told_apart), heading, body, width)
+    return _text_table(title, names, heading, body, width)
 
 
 def _side_by_side(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -201,17 +204,17 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
     ]
     columns += [f"{classifier}_{metric}_{part}" for classifier, metric in others for part in ("mean", "std", "n")]
     settings = list(dict.fromkeys(name for group in table.groups for name in group.settings))
-    names = ["dataset", "scenario", "method", "tested_on", "n", "seeds", *(f"set {name}" for name in settings)]
-    lines = [[*names, *columns, "notes", "problem"]]
+    names = ["dataset", "scenario", "method", "n", "seeds"]
+    lines = [[*names, *columns, "tested_on", *(f"set {name}" for name in settings), "notes", "problem"]]
     for group in table.groups:
         tested_on = "test images" if group.held_out is None else f"held out {group.held_out}"
         for row in group.rows:
-            line = [row.dataset, row.scenario, row.label, tested_on, str(len(row.seeds)), " ".join(map(str, row.seeds))]
-            line += [value_of(row, name) for name in settings]
+            line = [row.dataset, row.scenario, row.label, str(len(row.seeds)), " ".join(map(str, row.seeds))]
             for metric in metrics:
                 line += _csv_metric(row, metric)
             for classifier, metric in others:
                 line += _csv_cells(row.classifiers.get(classifier, {}).get(metric))
+            line += [tested_on, *(value_of(row, name) for name in settings)]
             lines.append([*line, "; ".join(row.notes), ""])
     for problem in table.problems:
         lines.append([""] * (len(lines[0]) - 1) + [f"{problem.path}: {problem.reason}"])
@@ -219,17 +222,17 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
 
 
 def _csv_metric(row: Row, metric: str) -> list[str]:
-    cells, published = _csv_cells(row.ours.get(metric)), row.paper.get(metric)
+    cells, published = _csv_cells(row.ours.get(metric), 6 if metric == "stored" else 4), row.paper.get(metric)
     if metric in PUBLISHED:
         cells.append("" if published is None else f"{published.mean:.2f}")
         cells.append("" if published is None or published.std is None else f"{published.std:.2f}")
     return cells
 
 
-def _csv_cells(value: Statistic | None) -> list[str]:
+def _csv_cells(value: Statistic | None, digits: int = 4) -> list[str]:
     if value is None:
         return ["", "", "0"]
-    return [f"{value.mean:.4f}", "" if value.std is None else f"{value.std:.4f}", str(value.count)]
+    return [f"{value.mean:.{digits}f}", "" if value.std is None else f"{value.std:.{digits}f}", str(value.count)]
 
 
 def _html(table: Table, metrics: Sequence[str]) -> str:

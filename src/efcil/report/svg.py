@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ from efcil.output import escape
 from efcil.report.figure import (
     COLOURS,
     DASHES,
-    SHAPES,
     Figure,
     HeatMap,
     Series,
     band,
     extent,
     log_ticks,
+    number,
+    shape,
     styles,
     thinned,
     ticks,
@@ -196,6 +198,7 @@ def _references(figure: Figure, axes: Axes) -> list[str]:
             continue
         place = axes.up(line.value) if line.axis == "y" else axes.across(line.value)
         colour = "ink" if line.style is None else f"c{line.style % len(COLOURS)}"
+        colour += "" if line.label else " plain"
         ends = (LEFT, WIDTH - RIGHT, place, place) if line.axis == "y" else (place, place, TOP, HEIGHT - BOTTOM)
         x1, x2, y1, y2 = ends
         text = ""
@@ -280,10 +283,10 @@ def _point_names(figure: Figure, axes: Axes) -> list[str]:
             continue
         x, y = axes.across(found[-1][0]), axes.up(found[-1][1])
         length = 6.4 * len(series.label)
-        for right, down in ((1, 4), (0, 4), (1, -8), (1, 16), (0, -8), (0, 16), (1, -20), (1, 28), (0, -20), (0, 28)):
+        for right, down in itertools.product((1, 0), (4, -9, 17, -22, 30)):
             left = x + 8 if right else x - 8 - length
-            box = (left, left + length, y + down - 11, y + down + 3)
-            inside = LEFT <= box[0] and box[1] <= WIDTH - 2 and TOP - 8 <= box[2] and box[3] <= HEIGHT - BOTTOM
+            box = (left, left + length, y + down - 10, y + down + 3)
+            inside = box[0] >= LEFT and box[1] <= WIDTH - 2 and box[2] >= TOP - 8 and box[3] <= HEIGHT - BOTTOM
             if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 anchor, at = ("start", x + 8) if right else ("end", x - 8)
@@ -300,16 +303,15 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
 
 
 def _marker(x: float, y: float, index: int, size: float, inside: str = "") -> str:
-    shape = SHAPES[index % len(SHAPES)]
-    if shape == "circle":
+    drawn = shape(index)
+    if drawn == "circle":
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:g}">{inside}</circle>'
-    if shape == "square":
-        side = 1.8 * size
-        return (
-            f'<rect x="{x - side / 2:.1f}" y="{y - side / 2:.1f}" width="{side:.1f}" height="{side:.1f}">{inside}</rect>'
-        )
+    if drawn == "square":
+        side = f"{1.8 * size:.1f}"
+        corner = f'x="{x - 0.9 * size:.1f}" y="{y - 0.9 * size:.1f}"'
+        return f'<rect {corner} width="{side}" height="{side}">{inside}</rect>'
     triangle, diamond = ((0.0, -1.25), (1.15, 0.85), (-1.15, 0.85)), ((0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0))
-    corners: tuple[tuple[float, float], ...] = triangle if shape == "triangle" else diamond
+    corners: tuple[tuple[float, float], ...] = triangle if drawn == "triangle" else diamond
     places = " ".join(f"{x + size * dx:.1f},{y + size * dy:.1f}" for dx, dy in corners)
     return f'<polygon points="{places}">{inside}</polygon>'
 
@@ -327,13 +329,6 @@ def _place(value: float, low: float, high: float, first: float, last: float, log
     if log:
         value, low, high = math.log10(value), math.log10(low), math.log10(high)
     return first + (value - low) / (high - low) * (last - first)
-
-
-def number(value: float) -> str:
-    """Return a number as an axis shows it: whole thousands with separators, small ones without many digits."""
-    if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}" if value == round(value, 6) else f"{value:.4g}"
 
 
 def _short(value: float | None) -> float | None:
@@ -372,8 +367,8 @@ def _heat_map(figure: HeatMap) -> str:
     wide, high = (right - left) / columns, (bottom - top) / rows
     depth = np.clip((values - figure.low) / max(1e-12, figure.high - figure.low), 0, 1)
     parts = [
-        f'<svg class="chart map" style="--wide: {1.15 * (right + RIGHT):.0f}px" viewBox="0 0 {right + RIGHT:.0f} {height:.0f}" '
-        f'role="img" aria-label="{escape(figure.title)}">'
+        f'<svg class="chart map" style="--wide: {1.15 * (right + RIGHT):.0f}px" role="img" '
+        f'viewBox="0 0 {right + RIGHT:.0f} {height:.0f}" aria-label="{escape(figure.title)}">'
     ]
     if max(rows, columns) > MOST_CELLS:
         parts.append(
