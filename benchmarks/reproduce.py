@@ -21,7 +21,7 @@ from efcil.studies import sheet
 from efcil.studies.estimate import END, LATER, title
 from efcil.studies.measures import Measured, key_of
 from efcil.studies.plan import measurable
-from efcil.studies.readers import TOLERANCE, Outcome
+from efcil.studies.readers import FEWER, TOLERANCE, Outcome
 from efcil.studies.result import conclude, measures_of
 from efcil.studies.sheet import Sheet
 from efcil.studies.study import Cell, Study
@@ -137,7 +137,7 @@ def epochs_alone(results: Path) -> list[str]:
 
 def _notes(outcome: Outcome) -> list[str]:
     """Return the notes below a table, if there is one; those that hold for all of them are at the top of the page."""
-    said = [note for each in outcome.sheets for note in each.notes if note != TOLERANCE and "five seeds" not in note]
+    said = [note for each in outcome.sheets for note in each.notes if note not in (TOLERANCE, FEWER)]
     return [f"{note}\n" for note in said] if any(_rows(each) for each in outcome.sheets) else []
 
 

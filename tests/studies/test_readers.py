@@ -72,6 +72,11 @@ def test_ours_stands_beside_the_papers() -> None:
     assert "Fusion" not in cold
     assert "CIFAR-100 cs10: EWC (all seeds), LwF (seeds 0 2 3 4), PASS (all seeds)" in " ".join(result.missing)
     assert "EFC (seeds 1 2 4)" in " ".join(result.missing)
+    text = result.outcomes[0][1].latex or ""
+    assert r"43.00 $\pm$ 1.41 &" in text
+    assert r"10.00$^\dagger$ &" in text
+    assert "a dagger marks those that do not" in text
+    assert "Of 4 values that both have, 3 agree." in result.text()
 
 
 def test_a_short_schedule_says_so_everywhere_and_is_not_judged(tmp_path: Path) -> None:

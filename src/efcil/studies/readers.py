@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 TOLERANCE = "A mean agrees if it is within one standard deviation of the paper's, or one point where that is more."
 FULL_SEEDS = 5
+FEWER = "The paper's values are over five seeds; rows with fewer say which."
+#: In their place where a table is laid out as the paper's.
+MARKED = {
+    TOLERANCE: f"{TOLERANCE[:-1]}; a dagger marks those that do not.",
+    FEWER: "The paper's values are over five seeds; some of ours are over fewer, and without a deviation over one.",
+}
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,6 @@ def entries(question: Question, metrics: Sequence[str]) -> list[Entry]:
 def _table(question: Question) -> Outcome:
     metrics = list(question.options.get("metrics", ("A_step", "A_inc")))
     listed = entries(question, metrics)
-    reconstructed = question.options.get("reconstructed", [])
     heading = ["dataset", "scenario", "method", "seeds"]
     for metric in metrics:
         heading += [metric, *(["paper", "difference", "agrees"] if _has_paper(listed, metric) else [])]
@@ -146,8 +151,7 @@ def _table(question: Question) -> Outcome:
             digits = entry.digits(metric)
             line.append(with_spread(entry.ours.get(metric), digits) or "-")
             if _has_paper(listed, metric):
-                judged = not question.fast and cell.variant.name not in reconstructed
-                verdict = {True: "yes", False: "no", None: ""}[entry.agrees(metric) if judged else None]
+                verdict = {True: "yes", False: "no", None: ""}[_verdict(question, entry, metric)]
                 line += [with_spread(cell.published(metric), digits), entry.difference(metric), verdict]
         rows.append(tuple(line))
     notes = list(_table_notes(question, listed, metrics))
@@ -165,7 +169,7 @@ def _table_notes(question: Question, listed: Sequence[Entry], metrics: Sequence[
         yield from _tally(question, listed, metrics)
     few = [entry for entry in listed if 0 < len(entry.seeds) < FULL_SEEDS]
     if few and any(_has_paper(listed, metric) for metric in metrics):
-        yield "The paper's values are over five seeds; rows with fewer say which."
+        yield FEWER
     names = {entry.cell.variant.name for entry in listed}
     for name in question.options.get("reconstructed", []):
         if name in names:
@@ -176,8 +180,7 @@ def _table_notes(question: Question, listed: Sequence[Entry], metrics: Sequence[
 
 def _tally(question: Question, listed: Sequence[Entry], metrics: Sequence[str]) -> Iterator[str]:
     """Say how many values agree with the paper's."""
-    left_out = question.options.get("reconstructed", [])
-    judged = [entry.agrees(metric) for entry in listed for metric in metrics if entry.cell.variant.name not in left_out]
+    judged = [_verdict(question, entry, metric) for entry in listed for metric in metrics]
     known = [verdict for verdict in judged if verdict is not None]
     if known:
         yield f"Of {len(known)} values that both have, {sum(known)} agree."
@@ -228,14 +231,28 @@ def _paper_layout(question: Question, listed: Sequence[Entry], metrics: Sequence
         for name in names:
             cells = [by_place.get((name, scenario)) for _ in metrics for scenario in scenarios]
             columns = list(zip(cells, (metric for metric in metrics for _ in scenarios), strict=True))
-            ours = ["--" if e is None else with_spread(e.ours.get(m), e.digits(m)) or "--" for e, m in columns]
+            ours = [_latex_value(question, e, m) for e, m in columns]
             paper = ["" if e is None else with_spread(e.cell.published(m), e.digits(m)) for e, m in columns]
-            body += [r"\midrule", " & ".join([sheet.for_latex(name), "ours", *map(sheet.for_latex, ours)]) + r" \\"]
+            body += [r"\midrule", " & ".join([sheet.for_latex(name), "ours", *ours]) + r" \\"]
             if any(paper):
                 body.append(" & ".join(["", "paper", *map(sheet.for_latex, paper)]) + r" \\")
         caption = f"{question.title}, {title(dataset)}"
-        parts.append(sheet.latex_table("ll" + "r" * count * len(metrics), body, caption, notes))
+        said = [MARKED.get(note, note) for note in notes]
+        parts.append(sheet.latex_table("ll" + "r" * count * len(metrics), body, caption, said))
     return "\n".join(parts)
+
+
+def _latex_value(question: Question, entry: Entry | None, metric: str) -> str:
+    """Return ours in LaTeX, marked if it does not agree with the paper's."""
+    value = "" if entry is None else with_spread(entry.ours.get(metric), entry.digits(metric))
+    mark = r"$^\dagger$" if entry is not None and _verdict(question, entry, metric) is False else ""
+    return sheet.for_latex(value) + mark if value else "--"
+
+
+def _verdict(question: Question, entry: Entry, metric: str) -> bool | None:
+    """Say whether a value agrees with the paper's; None if that is not judged."""
+    judged = not question.fast and entry.cell.variant.name not in question.options.get("reconstructed", [])
+    return entry.agrees(metric) if judged else None
 
 
 # -- accuracy after every task -----------------------------------------------------------------------------------------
