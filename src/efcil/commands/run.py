@@ -55,6 +55,7 @@ def add_parser(subparsers: Any) -> None:
     work = parser.add_argument_group("this command")
     work.add_argument("--config", metavar="FILE", type=Path, help="settings file (YAML); flags override what it says")
     work.add_argument("--output", metavar="DIR", type=Path, default=Path("runs"), help="where runs go (default: runs)")
+    work.add_argument("--dry-run", action="store_true", help="print every run and its expected time, and train nothing")
     work.add_argument(
         "--jobs-per-gpu",
         metavar="N",
@@ -62,7 +63,6 @@ def add_parser(subparsers: Any) -> None:
         help="train this many runs at a time on every GPU (default: one run after the other, on one GPU)",
     )
     add_checkpoint_steps(work)
-    work.add_argument("--dry-run", action="store_true", help="print every run and its expected time, and train nothing")
     work.add_argument("--quiet", action="store_true", help="print only the final table")
     add_debug(work)
     parser.set_defaults(execute=execute)
@@ -71,16 +71,16 @@ def add_parser(subparsers: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Check every run of the grid, train them, and print the table."""
     settings = plan(arguments)
-    if arguments.dry_run:
-        from efcil.studies.plan import described
-
-        print(described(settings, arguments.output, arguments.jobs_per_gpu))
-        return 0
     # Imported last: training needs torch, and without it mistakes are reported faster.
     from efcil.experiment import run_grid
     from efcil.report import render, table
     from efcil.runfolder import RunFolder
 
+    if arguments.dry_run:
+        from efcil.studies.plan import described
+
+        print(described(settings, arguments.output, arguments.jobs_per_gpu))
+        return 0
     failure: GridError | None = None
     try:
         paths = run_grid(
