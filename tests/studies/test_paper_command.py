@@ -14,6 +14,7 @@ import pytest
 from efcil import studies
 from efcil.cli import main
 from efcil.commands.paper import read_seeds
+from efcil.data import sources
 from efcil.errors import GridError, SettingsError
 from efcil.settings import Settings
 
@@ -191,7 +192,11 @@ def test_spectrum_noise_and_components_are_read_from_runs(tmp_path: Path, capsys
     assert "noise in its features" not in capsys.readouterr().out, "nothing is measured twice"
 
 
-def test_what_there_is_is_written_before_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_there_is_is_written_before_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {name: source for name, source in sources.sources().items() if name != "imagenet"}
+    monkeypatch.setattr(sources, "sources", lambda: known)
     command = ["paper", "imagenet-1k", "--output", str(tmp_path), "--seeds", "0"]
     assert main(command) == 2
     text = capsys.readouterr()
