@@ -108,6 +108,15 @@ def test_epochs_of_this_machine_count_more_than_those_measured_elsewhere(tmp_pat
     assert other.first == pytest.approx(200)
 
 
+def test_epochs_beside_other_runs_count_as_if_alone(tmp_path: Path) -> None:
+    leave_epochs(tmp_path, cifar(seed=7), seconds=2.0)
+    log = locate(tmp_path, cifar(seed=7)).log_file
+    log.write_text("2026-01-01 efcil 0.3.0  efcil run --jobs-per-gpu 5 --method efc\n", encoding="utf-8")
+    found = Times(tmp_path, "a card").of(cifar())
+    assert found is not None
+    assert found.first == pytest.approx(200 * speed_up(5) / 5)
+
+
 def test_digits_have_a_time_once_they_were_trained_here(tmp_path: Path) -> None:
     leave_epochs(tmp_path, Settings(method="efc", seed=7), seconds=0.5)
     found = Times(tmp_path).of(Settings(method="efc"))

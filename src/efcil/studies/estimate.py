@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from efcil.errors import EfcilError
+from efcil.files import read_regular
 from efcil.resolution import Resolved, resolve
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import Settings
@@ -27,6 +28,7 @@ TOGETHER = "runs at a time"
 #: Where a number is from: this machine's own epochs, measured elsewhere on the same images, or on smaller ones.
 HERE, MEASURED, SCALED = "here", "measured", "scaled"
 _ROTATIONS = 4
+_MOST_LOGGED = 1 << 24
 #: Loading the images and the libraries, and writing the results.
 _START_UP = 6.0
 
@@ -143,12 +145,13 @@ class Times:
 
     def _learn(self, run: RunFolder, hardware: str) -> None:
         """Take the epochs of a run, unless it was trained on other hardware."""
-        together = 1
         if run.summary_file.exists():
             summary = run.read_summary()
             if hardware and where(summary) != hardware:
                 return
             together = at_a_time(str(summary.get("command", "")))
+        else:
+            together = at_a_time(_logged(run))
         settings = run.read_settings()
         resolved, sizes = resolve(settings), task_sizes(settings)
         share = speed_up(together) / together  # of the GPU
@@ -211,6 +214,13 @@ class Times:
         sources = [speed.source for speed in (first, later)]
         worst = next(source for source in (SCALED, MEASURED, HERE) if source in sources)
         return Estimate(trained, rest + _START_UP, key, worst)
+
+
+def _logged(run: RunFolder) -> str:
+    """Return what a run has printed, its commands included; empty if that cannot be read."""
+    with suppress(OSError, ValueError):
+        return read_regular(run.log_file, _MOST_LOGGED).decode(errors="replace")
+    return ""
 
 
 def _per_image(row: Mapping[str, str]) -> float:
