@@ -274,3 +274,20 @@ def spectrum(details: Details) -> Figure | None:
         "Spectrum of the feature matrix", "eigenvalue, largest first", "eigenvalue", series, tuple(references),
         log_y=True, ordered=True, note=note,
     )  # fmt: skip
+
+
+def noise(details: Details) -> Figure | None:
+    """How much noise along principal and other directions of feature space changes the probabilities."""
+    found = details.noise()
+    series = []
+    for directions, by_sigma in found.items():
+        sigmas = sorted(by_sigma)
+        values = [Statistic.of(by_sigma[sigma]) for sigma in sigmas]
+        banded = all(value.std is not None for value in values)
+        low = [value.mean - (value.std or 0.0) for value in values] if banded else ()
+        high = [value.mean + (value.std or 0.0) for value in values] if banded else ()
+        series.append(Series(directions, sigmas, [value.mean for value in values], low, high))
+    if not series:
+        return None
+    title, y_title = "Noise in feature space after the last task", "change of the probabilities"
+    return Figure(title, "standard deviation of the noise", y_title, tuple(series), limits=(0.0, 1.0))

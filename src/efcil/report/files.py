@@ -132,10 +132,10 @@ def _references(figure: Figure, axes: Any) -> None:
         if line.low is not None and line.high is not None:
             (axes.axhspan if line.axis == "y" else axes.axvspan)(line.low, line.high, color=colour, alpha=0.07, lw=0)
         if line.label:
-            at = (1.0, line.value) if line.axis == "y" else (line.value, 1.0)
+            at = (0.0, line.value) if line.axis == "y" else (line.value, 1.0)
             where = ("axes fraction", "data") if line.axis == "y" else ("data", "axes fraction")
-            side = {"ha": "right", "va": "bottom"} if line.axis == "y" else {"ha": "left", "va": "top"}
-            shift = (-2, 1) if line.axis == "y" else (2, -1)
+            side = {"ha": "left", "va": "bottom"} if line.axis == "y" else {"ha": "left", "va": "top"}
+            shift = (3, 1) if line.axis == "y" else (2, -1)
             text = {"textcoords": "offset points", "fontsize": 7, "color": colour, **side}
             axes.annotate(printable(line.label), at, xycoords=where, xytext=shift, **text)
 

@@ -149,7 +149,7 @@ def _section(shown: Shown, metrics: Sequence[str], switched: Sequence[str], draw
 def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[tuple[str, str, str]]:
     """Return (metric, heading, kind) of the columns of numbers: ours, and the paper's where it has one."""
     columns = []
-    for metric in metrics:
+    for metric in (metric for metric in metrics if any(metric in row.ours for row in rows)):
         columns.append((metric, METRICS[metric], "ours"))
         if any_paper(rows, metric):
             columns.append((metric, "paper", "paper"))
@@ -268,14 +268,24 @@ def _details(shown: Shown, index: int, metrics: Sequence[str], drawing: Drawing)
         "label": row.label,
         "problem": details.problem,
         "classifiers": _classifiers(row, metrics),
-        "maps": drawing.blocks([*maps, (figures.spectrum(details), "", "")]),
+        "maps": drawing.blocks([*maps, (figures.spectrum(details), "", "")])
+        + drawing.blocks([(figures.noise(details), "", "")], legend=True),
         **_ends(details),
         "confusions": [] if confusion is None else confusion[2][:SHOWN_CONFUSIONS],
         "losses": drawing.blocks([(figure, "", "") for figure in shown_losses]),
         "seeds": [(_safe(swatch(place)), seed) for place, seed in enumerate(row.seeds)],
         "made": _provenance(row, details),
+        "stored": _stored(details),
         "folders": [str(run.path) for run in row.runs],
     }
+
+
+def _stored(details: Details) -> str:
+    found = details.stored
+    if found is None:
+        return ""
+    network, besides = (f"{count / 1e6:,.2f} MB" for count in (found.network, found.statistics))
+    return f"network {network}, besides {besides}"
 
 
 def _ends(details: Details) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def _references(figure: Figure, axes: Axes) -> list[str]:
         text = ""
         if line.label and all(abs(place - other) > 13 for other in labelled):
             labelled.append(place)
-            at = (WIDTH - RIGHT - 2, place - 4, "end") if line.axis == "y" else (place + 4, TOP + 10, "start")
+            at = (LEFT + 4, place - 4, "start") if line.axis == "y" else (place + 4, TOP + 10, "start")
             text = f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{at[2]}">{escape(line.label)}</text>'
         parts.append(
             f'<g class="reference {colour}"{_key(line.key)}><line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" '
