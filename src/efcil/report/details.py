@@ -102,8 +102,9 @@ class Details:
             found.append([(_whole(line.get("task")), mapping(line, "losses")) for line in lines])
         return found
 
+    @cached_property
     def classes(self) -> tuple[np.ndarray, tuple[str, ...], list[ClassAccuracy]] | None:
-        """Return accuracies (classes x tasks, mean over seeds), names in that order, and the classes by name.
+        """Accuracies (classes x tasks, mean over seeds), names in that order, and the classes by name.
 
         Where seeds have different class orders, what a position is called differs too: the names are numbers then.
         """
@@ -129,8 +130,9 @@ class Details:
         by_name.sort(key=lambda one: (one.accuracy, one.name))
         return np.mean(seeds, axis=0), _positions(names), by_name
 
+    @cached_property
     def confusion(self) -> tuple[np.ndarray, tuple[str, ...], list[tuple[str, str, int]]] | None:
-        """Return shares in percent (true x predicted, over all seeds), names as in `classes`, and frequent confusions.
+        """Shares in percent (true x predicted, over all seeds), names as in `classes`, and frequent confusions.
 
         The confusions are (true class, answer, images over all seeds), the most frequent first.
         """
@@ -144,10 +146,10 @@ class Details:
                 continue
             found.append(np.asarray(counts, dtype=float))
             names.append([str(name) for name in known])
-            for true, answer in np.argwhere(counts):
-                if true != answer:
-                    pair = (names[-1][true], names[-1][answer])
-                    pairs[pair] = pairs.get(pair, 0) + int(counts[true][answer])
+            wrong = np.argwhere(counts * (1 - np.eye(len(counts), dtype=counts.dtype))).tolist()
+            for true, answer in wrong:
+                pair = (names[-1][true], names[-1][answer])
+                pairs[pair] = pairs.get(pair, 0) + int(counts[true, answer])
         if not found or len({each.shape for each in found}) > 1:
             return None
         total = np.sum(found, axis=0)

@@ -62,7 +62,7 @@ def curves(shown: Shown, metric: str) -> Figure | None:
             references.append(Reference(paper.mean, label, style=index, key=shown.key(index)))
     note = "Bands are one standard deviation." if any(each.low for each in series) else ""
     if references:
-        note += f" Dashed lines are the paper's {METRICS[metric]} after the last task."
+        note += f" Dotted lines are the paper's {METRICS[metric]} after the last task."
     title = f"{METRICS[metric]} after every task"
     return _tasks(title, AXES[metric], series, tuple(references), note.strip())
 
@@ -205,7 +205,7 @@ def accuracy_map(name: str, details: Details) -> HeatMap | None:
 
 def class_map(details: Details) -> HeatMap | None:
     """The accuracy of every class after every task, classes in the order in which they were learned."""
-    found = details.classes()
+    found = details.classes
     if found is None:
         return None
     matrix, names, _ = found
@@ -219,13 +219,13 @@ def class_map(details: Details) -> HeatMap | None:
 
 def confusion_map(details: Details) -> HeatMap | None:
     """Which class was taken for which after the last task, in percent of the true class."""
-    found = details.confusion()
+    found = details.confusion
     if found is None:
         return None
     shares, names, _ = found
     empty = np.where(shares > 0, shares, math.nan)
     title = "Confusion after the last task (% of the true class)"
-    return HeatMap(title, empty.tolist(), "true class", "answer", names, names)
+    return HeatMap(title, empty.tolist(), "true class", "answer", names, names, emphasise_small=True)
 
 
 def losses(details: Details) -> list[Figure]:
