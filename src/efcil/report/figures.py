@@ -269,7 +269,7 @@ def spectrum(details: Details) -> Figure | None:
     classes = sum(details.sizes)
     if classes and classes < max(len(values) for values in found.values()):
         references.append(Reference(float(classes), f"{classes} classes", axis="x"))
-    note = "Mean over seeds; the stronger a line, the later the task. Below the level line, damping outweighs the matrix."
+    note = "Mean over seeds; the stronger a line, the later the task. Below the level line, damping outweighs."
     return Figure(
         "Spectrum of the feature matrix", "eigenvalue, largest first", "eigenvalue", series, tuple(references),
         log_y=True, ordered=True, note=note,
