@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.data.augment import Normalisation
 from efcil.data.scenario import Scenario
@@ -97,13 +98,15 @@ def evaluate(
     count = images.count(sum(sizes))
     correct = torch.zeros(2, count, dtype=torch.int64, device=device)
     step = images.chunk_size()
-    for start in range(0, count, step):
-        stop = min(start + step, count)
-        scores = answer(images.chunk(start, stop))[: stop - start]
-        labels = images.labels[start:stop]
-        elsewhere = task_of_class[labels][:, None] != task_of_class[None, :]
-        correct[0, start:stop] = scores.argmax(dim=1) == labels
-        correct[1, start:stop] = scores.masked_fill(elsewhere, -torch.inf).argmax(dim=1) == labels
+    with doing("testing images", count) as work:
+        for start in range(0, count, step):
+            work.done = start
+            stop = min(start + step, count)
+            scores = answer(images.chunk(start, stop))[: stop - start]
+            labels = images.labels[start:stop]
+            elsewhere = task_of_class[labels][:, None] != task_of_class[None, :]
+            correct[0, start:stop] = scores.argmax(dim=1) == labels
+            correct[1, start:stop] = scores.masked_fill(elsewhere, -torch.inf).argmax(dim=1) == labels
     ends = [images.count(int(end)) for end in np.cumsum(sizes)]
     starts = [0, *ends[:-1]]
     hits = torch.stack([correct[:, a:b].sum(dim=1) for a, b in zip(starts, ends, strict=True)], dim=1).cpu()

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 
+from efcil.activity import doing
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.progress import Waiting
 from efcil.errors import EfcilError, GridError, TrainingError
 from efcil.experiment import shared_tasks
 from efcil.experiment.plan import Plan
@@ -48,8 +50,10 @@ class DataShelf:
         if self._loaded is None or key != self._key:
             self._loaded = None  # free the old images before the new ones are loaded
             options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
-            dataset = load_dataset(settings.dataset, None if settings.data is None else Path(settings.data), options)
-            self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
+            place = None if settings.data is None else Path(settings.data)
+            with doing(f"loading the images of {settings.dataset}"):
+                dataset = load_dataset(settings.dataset, place, options)
+                self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
         return self._loaded
 
 
@@ -79,10 +83,11 @@ def run_grid(
         source_digest(each.method)  # now: the files may be edited while earlier runs train
     # Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
     failures: dict[int, str] = {}
-    if jobs_per_gpu is not None and _all_on_gpu(settings, say):
-        _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
-    else:
-        _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug)
+    with Waiting(say):
+        if jobs_per_gpu is not None and _all_on_gpu(settings, say):
+            _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
+        else:
+            _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug)
     paths = [locate(output, each).path for each in settings]
     if failures:
         if len(settings) == 1:
@@ -120,7 +125,8 @@ def _run_in_turn(
             if stop.requested:  # requested while the previous run was finishing
                 place = locate(output, each).path
                 raise Interrupted(f"Stopped before {place}. Run the same command again to resume.")
-            wake(choose_device(each.device))
+            with doing("starting the device"):
+                wake(choose_device(each.device))
             data = shelf.get(each)
             run_one(
                 each,

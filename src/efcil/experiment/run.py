@@ -8,6 +8,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 import efcil
+from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.data.images import Dataset
 from efcil.engine import checkpoint, hardware
@@ -126,8 +128,10 @@ class Run:
         with self.clock.phase("start_up"):
             if plan.execution.device.type == "cuda" and hardware.MPS_SHARE in os.environ:
                 hardware.refuse_broken_products(plan.execution)
-            self.state = state.restore(plan, self.clock, self.progress.say)
-            test = plan.test_images()
+            with doing("loading what an earlier attempt has saved"):
+                self.state = state.restore(plan, self.clock, self.progress.say)
+            with doing(f"copying the test images to {plan.execution.device}"):
+                test = plan.test_images()
         done = self.state.completed
         at = f", resuming after task {done}" if done else ""
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {plan.execution.device}{at}")
@@ -137,7 +141,8 @@ class Run:
                 self.stop_if_asked()
                 self._run_task(index, test, resumable)
                 resumable = False
-        self.saving.wait()
+        with doing("saving the last task"):
+            self.saving.wait()
         checkpoint.remove(plan.folder.partial)
         plan.folder.write_summary(summarise_run(plan, self.state, self.clock.report()))
         self.progress.say(matrix_text(self.state.agnostic, plan.scenario.task_sizes))
@@ -145,7 +150,8 @@ class Run:
     def _run_task(self, index: int, test: TestImages, resumable: bool) -> None:
         """Learn a task, test it, and save the state of the run."""
         plan, before = self.plan, self.clock.report()
-        with self.clock.phase("start_up"):
+        self.progress.enter_task(index)
+        with self.clock.phase("start_up"), doing("preparing the images of the task"):
             task = plan.task(index)
             data = plan.images(task)
         learning = _TaskUnderWay(self, index)
@@ -213,6 +219,7 @@ class _TaskUnderWay:
         self.epochs: list[dict[str, Any]] = []
         self.made_with = [run.plan.provenance]
         self.waiting = False
+        self.queue = ExitStack()
 
     # -- epochs --------------------------------------------------------------------------------------------------
 
@@ -221,7 +228,8 @@ class _TaskUnderWay:
         run, index = self.run, self.index
 
         def begin(epochs: int, done: int) -> None:
-            run.progress.begin_task(index, epochs, done, run.plan.later_epochs(index))
+            plan = run.plan
+            run.progress.begin_task(index, epochs, done, plan.later_epochs(index), len(plan.later_tasks(index)))
 
         return Watch(begin, self._epoch)
 
@@ -325,6 +333,7 @@ class _TaskUnderWay:
         with locked(plan.store.lock(key), self._wait):
             # A task that another process has trained in the meantime counts as this run's own below.
             run.clock.waited(time.perf_counter() - asked)
+            self.queue.close()
             record = plan.store.load(key, description)
             if record is None:
                 start = run.clock.report()["train"]
@@ -335,6 +344,8 @@ class _TaskUnderWay:
         run.progress.say(f"task {self.index + 1}: trained before, taken from {plan.store.place(key)}")
         for line in record.epochs:
             plan.folder.append_metrics(line | {"task": self.index + 1})
+        self.watch().begin(len(record.epochs), len(record.epochs))
+        run.progress.trained_before([float(line["seconds"]) for line in record.epochs])
         run.clock.credit("train", record.seconds)
         run.state.had_a_part(record.commits)
         return record.tensors
@@ -343,4 +354,5 @@ class _TaskUnderWay:
         if not self.waiting:
             self.waiting = True
             self.run.progress.say(f"waiting for the first task, which another process ({owner}) is training")
+            self.queue.enter_context(doing("waiting for the first task, which another process is training"))
         self.run.stop_if_asked()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from efcil import methods
+from efcil.activity import doing
 from efcil.engine import checkpoint, hardware
 from efcil.engine.checkpoint import Forbidden
 from efcil.engine.interrupt import Interrupted, StopRequest
@@ -77,7 +78,8 @@ def learn(
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if more:
             stop = None if keep is None else keep.stop
-            learn_more(model, pixels, labels, stop, measure=held_out != 0.0, repeats=repeats)
+            with doing("blending the images in"):
+                learn_more(model, pixels, labels, stop, measure=held_out != 0.0, repeats=repeats)
         else:
             _learn_task(model, pixels, labels, given, held_out, progress, keep, repeats)
         model.settle()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from efcil.activity import doing
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
@@ -67,11 +68,13 @@ def teach(
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
     with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
         refuse_lost(folder)
-        model = _opened(folder, pictures, labels, wanted, completed, model, device, discard)
-        if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
-            held_out = begun.held_out
-        refuse_full(folder, needed_bytes(model))
-        with reporter(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
+        with reporter(1, quiet=quiet) as progress:
+            with doing("opening the model"):
+                model = _opened(folder, pictures, labels, wanted, completed, model, device, discard)
+            progress.tasks = len(model.card.task_sizes) + 1
+            if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
+                held_out = begun.held_out
+            refuse_full(folder, needed_bytes(model))
             for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model), *_made_of(model)):
                 progress.say(line)
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
@@ -83,9 +86,13 @@ def teach(
                 repeats = None if repeats is None else repeats[found.places]
             else:
                 pixels = pictures.pixels(model.card.image_size)
-            progress.say(estimate(model, pixels, more=more))
+            with doing("estimating the time"):
+                seconds, line = estimate(model, pixels, more=more)
+            progress.say(line)
+            progress.expect(seconds)
             learn(model, pixels, labels, more=more, held_out=held_out, progress=progress, keep=keep, repeats=repeats)
-            model_folder.write(folder, model.card, model.tensors())
+            with doing("saving the model"):
+                model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
 
