@@ -24,10 +24,12 @@ from efcil.commands import (
     report,
     run,
     serve,
+    watch,
 )
 
 COMMANDS = (
     run,
+    watch,
     report,
     learn,
     predict,

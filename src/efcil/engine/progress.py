@@ -22,7 +22,7 @@ from rich.progress import Progress as Bars
 from efcil.activity import Activity, Work, followed
 from efcil.engine.trainer import TRAINING, EpochReport
 from efcil.files import ForeignFile, open_regular
-from efcil.output import lines
+from efcil.output import duration, lines
 
 LINES_PER_TASK = 10
 REFRESH_SECONDS = 0.1
@@ -341,14 +341,3 @@ def _in_words(stack: tuple[Work, ...], now: float) -> str:
 
 def _left_in_words(seconds: float | None) -> str:
     return "time left not known yet" if seconds is None else f"{duration(seconds)} left"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words: 59 s, 2 min 05 s, 3 h 07 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"

@@ -27,6 +27,7 @@ from efcil.output import lines
 from efcil.presets import load_preset
 from efcil.runfolder import locate
 from efcil.settings import Settings
+from efcil.watching import planned
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,12 @@ def run_grid(
         source_digest(each.method)  # now: the files may be edited while earlier runs train
     # Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
     failures: dict[int, str] = {}
-    with Waiting(say):
+    paths = [locate(output, each).path for each in settings]
+    with Waiting(say), planned(output, paths):
         if jobs_per_gpu is not None and _all_on_gpu(settings, say):
             _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
         else:
             _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug)
-    paths = [locate(output, each).path for each in settings]
     if failures:
         if len(settings) == 1:
             raise TrainingError(failures[0])

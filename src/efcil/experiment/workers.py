@@ -22,11 +22,14 @@ from pathlib import Path
 from efcil.engine import checkpoint
 from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.progress import EVERY_SECONDS, FIRST_SECONDS
 from efcil.environment import COMMAND_VARIABLE, command
 from efcil.errors import TrainingError
 from efcil.experiment.shared_tasks import STEM
+from efcil.output import duration
 from efcil.resolution import to_yaml
 from efcil.settings import Settings
+from efcil.watching import Watched
 
 POLL_SECONDS = 0.2
 MPS_CONTROL = "nvidia-cuda-mps-control"
@@ -104,6 +107,7 @@ class _Scheduler:
         self.gpus = gpus
         self.debug = debug
         self.waiting = list(jobs)
+        self.number = len(jobs)
         self.running: list[_Worker] = []
         self.failures: dict[int, Exception] = {}
         self.output = output
@@ -112,6 +116,9 @@ class _Scheduler:
         self.say = say
         self.scratch = scratch
         self.environment = {**environment, COMMAND_VARIABLE: command()}
+        self.clock = time.monotonic
+        self._watched: dict[Path, Watched] = {}
+        self._line = self.clock() - EVERY_SECONDS + FIRST_SECONDS
 
     def run(self, stop: StopRequest) -> dict[int, Exception]:
         try:
@@ -121,10 +128,24 @@ class _Scheduler:
                 self._collect()
                 while (gpu := self._free_gpu()) is not None and (job := self._next()) is not None:
                     self._start(job, gpu)
+                self.say_if_due()
                 time.sleep(POLL_SECONDS)
         finally:
             self._stop_all()
         return self.failures
+
+    def say_if_due(self) -> None:
+        """Say by the clock how far the runs are: their own lines are in their logs."""
+        if self.clock() - self._line < EVERY_SECONDS or not self.running:
+            return
+        self._line = self.clock()
+        seen = [self._watched.setdefault(each.job.folder, Watched(each.job.folder)).look() for each in self.running]
+        left = [each.seconds_left for each in seen if each.seconds_left is not None]
+        waiting = f", {len(self.waiting)} wait" if self.waiting else ""
+        rest = f"{duration(max(left))} left of those that run" if left else "time left not known yet"
+        tasks = ", ".join(f"task {min(each.task + 1, each.tasks)}/{each.tasks}" for each in seen if each.tasks)
+        where = f" ({tasks})" if tasks else ""
+        self.say(f"{len(self.running)} of {self.number} runs train{where}{waiting}; {rest}")
 
     def _free_gpu(self) -> int | None:
         """Return the GPU with the fewest runs, None if all are full."""
