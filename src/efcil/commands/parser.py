@@ -72,6 +72,27 @@ def add_checkpoint_steps(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_log(parser: argparse._ActionsContainer) -> None:
+    """Add the flag of commands whose training can be logged elsewhere."""
+    parser.add_argument(
+        "--log",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="TRACKER",
+        help="also log to tensorboard, wandb or mlflow; several may be named. Results do not depend on it",
+    )
+
+
+def trackers(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the trackers that --log names; a missing package is said now, before anything is trained."""
+    if not arguments.log:
+        return ()
+    from efcil.engine.trackers import checked
+
+    return checked(arguments.log)
+
+
 def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
     """Add the flag of commands that print in several formats; the first is the default."""
 

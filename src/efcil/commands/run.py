@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, positive, varied
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_log, add_option, positive, trackers, varied
 from efcil.errors import EfcilError, GridError, SettingsError
 from efcil.resolution import expand, read_config, validate
 from efcil.resolution.config import VARY_KEY, is_record
@@ -62,6 +62,7 @@ def add_parser(subparsers: Any) -> None:
         help="train this many runs at a time on every GPU (default: one run after the other, on one GPU)",
     )
     add_checkpoint_steps(work)
+    add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the final table")
     add_debug(work)
     parser.set_defaults(execute=execute)
@@ -70,6 +71,7 @@ def add_parser(subparsers: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Check every run of the grid, train them, and print the table."""
     settings = plan(arguments)
+    log = trackers(arguments)
     # Imported last: training needs torch, and without it mistakes are reported faster.
     from efcil.experiment import run_grid
     from efcil.report import render, table
@@ -84,6 +86,7 @@ def execute(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
             checkpoint_steps=arguments.checkpoint_steps,
             debug=getattr(arguments, "debug", False),
+            log=log,
         )
     except GridError as error:  # the table still shows the runs that finished
         failure, paths = error, error.paths

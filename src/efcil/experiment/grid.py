@@ -65,13 +65,15 @@ def run_grid(
     quiet: bool = False,
     checkpoint_steps: int | None = None,
     debug: bool = False,
+    log: Sequence[str] = (),
 ) -> list[Path]:
     """Train every run and return their folders, in order.
 
     With `jobs_per_gpu`, that many train at a time on every visible GPU (or on the one that the settings name), each in
     its own process. Without it, they train one after the other. Finished runs are skipped and unfinished ones resumed.
     If a run fails, the others still run, and its error is raised at the end (a `GridError` if the grid has several
-    runs; `debug` prints their tracebacks when they fail). An interruption stops everything.
+    runs; `debug` prints their tracebacks when they fail). An interruption stops everything. `log` names trackers
+    (tensorboard, wandb, mlflow) that every run is logged to.
     """
     output = Path(output)
 
@@ -87,9 +89,9 @@ def run_grid(
     paths = [locate(output, each).path for each in settings]
     with Waiting(say), planned(output, paths):
         if jobs_per_gpu is not None and _all_on_gpu(settings, say):
-            _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
+            _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug, log)
         else:
-            _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug)
+            _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug, log)
     if failures:
         if len(settings) == 1:
             raise TrainingError(failures[0])
@@ -116,6 +118,7 @@ def _run_in_turn(
     failures: dict[int, str],
     say: Callable[[str], None],
     debug: bool,
+    log: Sequence[str],
 ) -> None:
     shelf = DataShelf()
     stop = StopRequest()
@@ -137,6 +140,7 @@ def _run_in_turn(
                 stop=stop,
                 checkpoint_steps=checkpoint_steps,
                 fingerprint=data.fingerprint,
+                log=log,
             )
         except Exception as error:
             if len(settings) == 1:
@@ -154,6 +158,7 @@ def _run_beside_each_other(
     failures: dict[int, str],
     say: Callable[[str], None],
     debug: bool,
+    log: Sequence[str],
 ) -> None:
     """Train every unfinished run in its own process, `slots` at a time."""
     shelf = DataShelf()
@@ -167,7 +172,7 @@ def _run_beside_each_other(
             if len(settings) == 1:
                 raise
             failures[number] = _told(error, locate(output, each).path, say, debug)
-    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug)
+    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug, log)
     failures.update((number, _reason(error)) for number, error in failed.items())
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.lifecycle import Journal, State, Watch, learn_task
 from efcil.engine.progress import Progress
+from efcil.engine.trackers import TrackedRun, Tracking
 from efcil.engine.trainer import EpochReport, Position
 from efcil.environment import command
 from efcil.errors import EfcilError
@@ -39,6 +40,8 @@ from efcil.files import locked, refuse_unwritable
 from efcil.model.card import changed_computing
 from efcil.output import lines
 from efcil.report import matrix_text
+from efcil.resolution import label, scenario_name
+from efcil.resolution.identity import flatten
 from efcil.runfolder import locate
 from efcil.settings import Settings
 
@@ -52,12 +55,14 @@ def run_one(
     stop: StopRequest | None = None,
     checkpoint_steps: int | None = None,
     fingerprint: str | None = None,
+    log: Sequence[str] = (),
 ) -> Path:
     """Train or resume one run and return its folder; a finished run is not changed.
 
     On SIGINT or SIGTERM the current step ends, a checkpoint is saved, and `Interrupted` is raised. Checkpoints are also
     saved at the end of every task, every five minutes, and every `checkpoint_steps` steps if that is given; saving does
-    not change the result. `fingerprint` is that of the dataset, if the caller already knows it.
+    not change the result. `fingerprint` is that of the dataset, if the caller already knows it. `log` names trackers
+    (tensorboard, wandb, mlflow) that the run is logged to.
     """
     output = Path(output)
     folder = locate(output, settings)
@@ -76,7 +81,7 @@ def run_one(
             hardware.switches(plan.execution, settings.deterministic),
             plan.execution.stream(),
         ):
-            _attempt(Run(plan, progress, stop_request, checkpoint_steps))
+            _attempt(Run(plan, progress, stop_request, checkpoint_steps, log))
     return folder.path
 
 
@@ -84,9 +89,12 @@ def _attempt(run: Run) -> None:
     """Run to the end, and write every failure to the log."""
     log = run.progress.log
     log(f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  efcil {efcil.__version__}  {command()}")
+    ended = "failed"
     try:
         run.execute()
+        ended = "finished"
     except Interrupted as interruption:
+        ended = "interrupted"
         log(str(interruption))
         raise
     except EfcilError as error:
@@ -108,12 +116,30 @@ def _attempt(run: Run) -> None:
             run.saving.wait()
         except Exception as error:
             log(f"Failed: the state after task {run.state.completed} was not saved: {error}")
+        with doing("logging what is left"):
+            run.tracking.end(ended)
+
+
+def tracked(plan: Plan) -> TrackedRun:
+    """Return what trackers are given about a run; runs that go to one output folder are a group."""
+    settings = plan.settings
+    name = f"{label(settings)}/{scenario_name(settings)}/seed{settings.seed}"
+    group = plan.output.absolute().name or "efcil"
+    parameters = flatten(plan.identity) | {"device": str(plan.execution.device), "label": label(settings)}
+    return TrackedRun(name, group, plan.folder.path, plan.output, parameters)
 
 
 class Run:
     """A plan, its state, and what is needed to execute it."""
 
-    def __init__(self, plan: Plan, progress: Progress, stop: StopRequest, checkpoint_steps: int | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        progress: Progress,
+        stop: StopRequest,
+        checkpoint_steps: int | None,
+        log: Sequence[str] = (),
+    ) -> None:
         self.plan = plan
         self.state = RunState.start(plan)
         self.progress = progress
@@ -121,6 +147,7 @@ class Run:
         self.checkpoint_steps = checkpoint_steps
         self.clock = hardware.Clock(plan.execution.device)
         self.saving = Background()
+        self.tracking = Tracking(log, tracked(plan), progress.say)
 
     def execute(self) -> None:
         """Train the remaining tasks, then write the summary."""
@@ -132,6 +159,8 @@ class Run:
                 self.state = state.restore(plan, self.clock, self.progress.say)
             with doing(f"copying the test images to {plan.execution.device}"):
                 test = plan.test_images()
+        with doing("starting the trackers"):
+            self.tracking.begin(plan.folder.read_metrics())
         done = self.state.completed
         at = f", resuming after task {done}" if done else ""
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {plan.execution.device}{at}")
@@ -176,7 +205,7 @@ class Run:
         seconds = {name: after[name] - before[name] for name in ("train", "statistics", "evaluation")}
         step = float(step_accuracy(self.state.agnostic, plan.scenario.task_sizes)[index])
         line = {"kind": "task", "task": index + 1, "accuracy": agnostic, "task_aware": aware, "A_step": step}
-        plan.folder.append_metrics(line | others | {"seconds": seconds})
+        self.write(line | others | {"seconds": seconds})
         self.state.completed = index + 1
         self.state.learned(plan, task, learning.made_with)
         state.save(plan, self.state, self.clock, self.saving)
@@ -193,6 +222,11 @@ class Run:
         names = [name for name in classifiers.possible(plan.traits.keeps) if name != classifiers.OWN]
         rows = {name: evaluate(method, test, plan.scenario, index, name)[0] for name in names}
         return {"classifiers": {name: float(np.average(row, weights=sizes)) for name, row in rows.items()}}
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl, and give it to the trackers."""
+        self.plan.folder.append_metrics(line)
+        self.tracking.line(line)
 
     def stop_if_asked(self) -> None:
         """Raise `Interrupted` if a stop was asked for, once the last task is saved."""
@@ -244,7 +278,7 @@ class _TaskUnderWay:
             "seconds": report.seconds,
         }
         self.epochs.append(line)
-        self.run.plan.folder.append_metrics(line)
+        self.run.write(line)
         self.run.progress.epoch(report)
 
     # -- checkpoints within the task -----------------------------------------------------------------------------
@@ -316,7 +350,7 @@ class _TaskUnderWay:
         # The lines of these epochs were removed with everything after the last finished task.
         self.epochs[:] = facts["epochs"]
         for line in self.epochs:
-            self.run.plan.folder.append_metrics(line)
+            self.run.write(line)
         self.run.clock.load(facts["seconds"])
         self.run.state.had_a_part(facts["commits"])
 
@@ -343,7 +377,7 @@ class _TaskUnderWay:
                 return tensors
         run.progress.say(f"task {self.index + 1}: trained before, taken from {plan.store.place(key)}")
         for line in record.epochs:
-            plan.folder.append_metrics(line | {"task": self.index + 1})
+            run.write(line | {"task": self.index + 1})
         self.watch().begin(len(record.epochs), len(record.epochs))
         run.progress.trained_before([float(line["seconds"]) for line in record.epochs])
         run.clock.credit("train", record.seconds)

@@ -63,6 +63,7 @@ def run_jobs(
     say: Callable[[str], None],
     gpus: Sequence[str] = (),
     debug: bool = False,
+    log: Sequence[str] = (),
 ) -> dict[int, Exception]:
     """Run all jobs, `slots` at a time on each of the `gpus` that are named, or on the one that the settings choose.
 
@@ -76,11 +77,17 @@ def run_jobs(
         StopRequest() as stop,
         mps(say, together) if together > 1 else contextlib.nullcontext(dict(os.environ)) as environment,
     ):
-        return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus, debug).run(stop)
+        scheduler = _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus, debug, log)
+        return scheduler.run(stop)
 
 
 def worker_command(
-    job: Job, output: Path, scratch: Path, checkpoint_steps: int | None, debug: bool = False
+    job: Job,
+    output: Path,
+    scratch: Path,
+    checkpoint_steps: int | None,
+    debug: bool = False,
+    log: Sequence[str] = (),
 ) -> list[str]:
     """Return the command that trains one run, its settings written to a file in `scratch`."""
     config = scratch / f"{job.number}.yaml"
@@ -88,6 +95,8 @@ def worker_command(
     command = [sys.executable, "-m", "efcil", "run", "--config", str(config), "--output", str(output), "--quiet"]
     if debug:
         command.append("--debug")
+    if log:
+        command += ["--log", *log]
     return command if checkpoint_steps is None else [*command, "--checkpoint-steps", str(checkpoint_steps)]
 
 
@@ -103,7 +112,9 @@ class _Scheduler:
         environment: Mapping[str, str],
         gpus: Sequence[str],
         debug: bool,
+        log: Sequence[str] = (),
     ) -> None:
+        self.log = log
         self.gpus = gpus
         self.debug = debug
         self.waiting = list(jobs)
@@ -165,7 +176,7 @@ class _Scheduler:
         errors = self.scratch / f"{job.number}.err"
         with open(errors, "wb") as stream:
             process = subprocess.Popen(
-                worker_command(job, self.output, self.scratch, self.checkpoint_steps, self.debug),
+                worker_command(job, self.output, self.scratch, self.checkpoint_steps, self.debug, self.log),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
