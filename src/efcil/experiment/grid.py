@@ -17,7 +17,7 @@ from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Waiting
-from efcil.errors import EfcilError, GridError, TrainingError
+from efcil.errors import EfcilError, GridError, SettingsError, TrainingError
 from efcil.experiment import shared_tasks
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
@@ -85,7 +85,7 @@ def run_grid(
     for each in settings:
         source_digest(each.method)  # now: the files may be edited while earlier runs train
     # Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
-    failures: dict[int, str] = {}
+    failures: dict[int, Failure] = {}
     paths = [locate(output, each).path for each in settings]
     with Waiting(say), planned(output, paths):
         if jobs_per_gpu is not None and _all_on_gpu(settings, say):
@@ -93,17 +93,33 @@ def run_grid(
         else:
             _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug, log)
     if failures:
+        mistake = all(failure.mistake for failure in failures.values())
         if len(settings) == 1:
-            raise TrainingError(failures[0])
-        raise GridError(_what_failed(failures, paths), paths)
+            raise (SettingsError if mistake else TrainingError)(failures[0].reason)
+        raise GridError(_what_failed(failures, paths), paths, mistake)
     return paths
 
 
-def _what_failed(failures: dict[int, str], paths: Sequence[Path]) -> str:
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed, and whether that is a mistake in its settings or data."""
+
+    reason: str
+    mistake: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Return why: an error of ours in its own words, another one with its kind."""
+        ours = isinstance(error, EfcilError)
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
+        return cls(reason, ours and not isinstance(error, TrainingError))
+
+
+def _what_failed(failures: dict[int, Failure], paths: Sequence[Path]) -> str:
     """Return one text for all failures, each reason once."""
     by_reason: dict[str, list[str]] = {}
-    for number, reason in sorted(failures.items()):
-        by_reason.setdefault(reason, []).append(str(paths[number]))
+    for number in sorted(failures):
+        by_reason.setdefault(failures[number].reason, []).append(str(paths[number]))
     if len(failures) == len(paths) and len(by_reason) == 1:
         return f"{next(iter(by_reason))} (None of the {len(paths)} runs was possible.)"
     reasons = " ".join(f"{', '.join(places)}: {reason}" for reason, places in by_reason.items())
@@ -115,7 +131,7 @@ def _run_in_turn(
     output: Path,
     quiet: bool,
     checkpoint_steps: int | None,
-    failures: dict[int, str],
+    failures: dict[int, Failure],
     say: Callable[[str], None],
     debug: bool,
     log: Sequence[str],
@@ -145,7 +161,7 @@ def _run_in_turn(
         except Exception as error:
             if len(settings) == 1:
                 raise
-            failures[number] = _told(error, locate(output, each).path, say, debug)
+            _tell(failures, number, error, locate(output, each).path, say, debug)
         if number in failures:
             _free_memory()
 
@@ -155,7 +171,7 @@ def _run_beside_each_other(
     output: Path,
     slots: int,
     checkpoint_steps: int | None,
-    failures: dict[int, str],
+    failures: dict[int, Failure],
     say: Callable[[str], None],
     debug: bool,
     log: Sequence[str],
@@ -171,9 +187,9 @@ def _run_beside_each_other(
         except Exception as error:
             if len(settings) == 1:
                 raise
-            failures[number] = _told(error, locate(output, each).path, say, debug)
+            _tell(failures, number, error, locate(output, each).path, say, debug)
     failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug, log)
-    failures.update((number, _reason(error)) for number, error in failed.items())
+    failures.update((number, Failure.of(error)) for number, error in failed.items())
 
 
 def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job:
@@ -212,12 +228,16 @@ def _choice(settings: Sequence[Settings]) -> list[str]:
     return gpus if len(gpus) > 1 else []
 
 
-def _told(error: Exception, place: Path, say: Callable[[str], None], debug: bool) -> str:
-    """Report a failed run while others follow; return the reason."""
+def _tell(
+    failures: dict[int, Failure], number: int, error: Exception, place: Path, say: Callable[[str], None], debug: bool
+) -> None:
+    """Note that a run failed, and say so while others follow: a reason in full when it occurs first."""
     if debug:
         traceback.print_exception(error)
-    say(f"{place}: failed. {_reason(error)}")
-    return _reason(error)
+    failure = Failure.of(error)
+    known = failure in failures.values()
+    failures[number] = failure
+    say(f"{place}: failed{', for the same reason.' if known else f'. {failure.reason}'}")
 
 
 def _free_memory() -> None:
@@ -226,7 +246,3 @@ def _free_memory() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):  # a GPU in an error state: the next run that uses it reports the error
             torch.cuda.empty_cache()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, EfcilError) else f"{type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import EVERY_SECONDS, FIRST_SECONDS
 from efcil.environment import COMMAND_VARIABLE, command
-from efcil.errors import TrainingError
+from efcil.errors import SettingsError, TrainingError
 from efcil.experiment.shared_tasks import STEM
 from efcil.output import duration
 from efcil.resolution import to_yaml
@@ -32,6 +32,8 @@ from efcil.settings import Settings
 from efcil.watching import Watched
 
 POLL_SECONDS = 0.2
+#: The exit code of a command that names a mistake in its settings or data.
+MISTAKE = 2
 MPS_CONTROL = "nvidia-cuda-mps-control"
 MPS_TOTAL_SHARE = 200
 
@@ -199,8 +201,9 @@ class _Scheduler:
             if self.debug:
                 print(_printed(worker.errors), file=sys.stderr, flush=True)
             reason = _last_words(worker.errors) or f"The process ended with code {code}; see {worker.job.folder}."
-            self.failures[worker.job.number] = TrainingError(reason)
-            self.say(f"{worker.job.folder}: failed. {reason}")
+            known = reason in map(str, self.failures.values())
+            self.failures[worker.job.number] = (SettingsError if code == MISTAKE else TrainingError)(reason)
+            self.say(f"{worker.job.folder}: failed{', for the same reason.' if known else f'. {reason}'}")
 
     def _stop_all(self) -> None:
         """Ask the running processes to save and exit, and wait for them."""
