@@ -150,9 +150,9 @@ def test_a_long_epoch_says_how_far_it_is_within_ten_seconds_and_twice_a_minute(c
                 work.done += 1
                 beating(clock, progress, 1.0)
     said = stream.getvalue().splitlines()
-    # One step a second: at the first line 192 of this task are left, and an epoch of 100 after it.
-    assert said[0] == "task 1/2  epoch 1/2  step 8/100  4 min 52 s left"
-    assert said[1] == "task 1/2  epoch 1/2  step 33/100  4 min 27 s left"
+    # One step a second: at the first line 195 of this task are left, and an epoch of 100 after it.
+    assert said[0] == "task 1/2  epoch 1/2  step 5/100  4 min 55 s left"
+    assert said[1] == "task 1/2  epoch 1/2  step 30/100  4 min 30 s left"
     assert len(said) == 3
 
 
@@ -202,7 +202,7 @@ def test_before_the_first_task_there_is_a_line_too(clock: FakeClock) -> None:
     with Progress(3, stream=stream, clock=clock, tick=None) as progress, doing("decoding images", 1000) as work:
         work.done = 250
         beating(clock, progress, 10.0)
-    assert stream.getvalue() == "decoding images 250/1,000  (8 s so far)  24 s left\n"
+    assert stream.getvalue() == "decoding images 250/1,000  (5 s so far)  15 s left\n"
 
 
 def test_the_time_expected_before_the_start_is_used_until_something_is_measured(clock: FakeClock) -> None:
@@ -213,7 +213,7 @@ def test_the_time_expected_before_the_start_is_used_until_something_is_measured(
             beating(clock, progress, 9.0)
             beating(clock, progress, 120.0)
     said = stream.getvalue().splitlines()
-    assert said[0] == "statistics  (8 s so far)  1 min 32 s left"
+    assert said[0] == "statistics  (5 s so far)  1 min 35 s left"
     assert said[-1].endswith("time left not known yet")
 
 
@@ -258,8 +258,8 @@ def test_what_is_done_before_a_run_is_said(clock: FakeClock) -> None:
                 work.done += 1
                 waiting.beat()
     assert said == [
-        "loading the images of digits: decoding images 8/100  (8 s so far)  1 min 32 s left",
-        "loading the images of digits: decoding images 33/100  (33 s so far)  1 min 07 s left",
+        "loading the images of digits: decoding images 5/100  (5 s so far)  1 min 35 s left",
+        "loading the images of digits: decoding images 30/100  (30 s so far)  1 min 10 s left",
     ]
 
 

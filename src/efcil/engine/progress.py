@@ -26,8 +26,8 @@ from efcil.output import duration, lines
 
 LINES_PER_TASK = 10
 REFRESH_SECONDS = 0.1
-#: A line comes at the latest so many seconds after the start, and after the line before.
-FIRST_SECONDS, EVERY_SECONDS = 8.0, 25.0
+#: A line comes so many seconds after the start (before which PyTorch was loaded), and after the line before.
+FIRST_SECONDS, EVERY_SECONDS = 5.0, 25.0
 #: How often the clock is looked at.
 TICK_SECONDS = 1.0
 
@@ -60,7 +60,7 @@ class Pulse:
 
 
 class Waiting:
-    """Says what is being done before a run begins, such as loading images: after eight seconds, then every 25."""
+    """Says what is being done before a run begins, such as loading images: after five seconds, then every 25."""
 
     def __init__(
         self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic, tick: float | None = TICK_SECONDS

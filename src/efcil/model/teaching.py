@@ -29,6 +29,7 @@ from efcil.model.learning import (
     refuse_lost,
     unfinished_task,
 )
+from efcil.model.visit_log import VisitLog
 from efcil.network.backbones import refuse_unnamed
 from efcil.settings import TrainingSettings
 
@@ -55,6 +56,7 @@ def teach(
     repeats: np.ndarray | None = None,
     skip_broken: bool = False,
     reporter: type[Progress] = Progress,
+    log: Sequence[str] = (),
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
@@ -62,7 +64,7 @@ def teach(
     interrupted task started with, and returns those to learn with; `completed` then chooses network and method of a new
     model where none is named. An interrupted task is resumed when the same images are given again; `discard` discards
     it. `held_out` is the share of images that are not learned from but measure the result; None chooses. `skip_broken`
-    leaves out images that cannot be read.
+    leaves out images that cannot be read. `log` names trackers that the epochs are logged to.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
@@ -90,11 +92,35 @@ def teach(
                 seconds, line = estimate(model, pixels, more=more)
             progress.say(line)
             progress.expect(seconds)
-            learn(model, pixels, labels, more=more, held_out=held_out, progress=progress, keep=keep, repeats=repeats)
+            visit = VisitLog(log, folder, progress.say)
+            with _logged(visit, model):
+                learn(
+                    model,
+                    pixels,
+                    labels,
+                    more=more,
+                    held_out=held_out,
+                    progress=progress,
+                    keep=keep,
+                    repeats=repeats,
+                    log=visit,
+                )
             with doing("saving the model"):
                 model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
+
+
+@contextlib.contextmanager
+def _logged(visit: VisitLog, model: Model) -> Iterator[None]:
+    """Close the log of a visit, however it ends."""
+    ended = False
+    try:
+        yield
+        ended = True
+    finally:
+        with doing("logging what is left"):
+            visit.end(model.card if ended else None)
 
 
 def _opened(
