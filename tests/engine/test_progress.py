@@ -224,7 +224,7 @@ def test_lines_of_epochs_count_as_lines(clock: FakeClock) -> None:
         with doing(TRAINING, total=100) as work:
             for epoch in range(10):
                 work.done += 10
-                beating(clock, progress, 7.0)
+                beating(clock, progress, 4.0)
                 progress.epoch(report(epoch, 10))
     assert [line.count("step") for line in stream.getvalue().splitlines()] == [0] * 10
 

@@ -84,7 +84,8 @@ class Waiting:
     def beat(self) -> None:
         """Say what is going on, if it is time to."""
         now, stack = self._clock(), self.activity.stack
-        if stack and now - self._last >= EVERY_SECONDS:
+        # Between two runs there are many pieces of work that take a moment; these are not worth a line.
+        if stack and now - self._last >= EVERY_SECONDS and now - stack[0].began >= FIRST_SECONDS:
             self._last = now
             self._say(activity_line(stack, now))
 
