@@ -34,7 +34,7 @@ test-lowest:                         ## tests with the lowest versions that pypr
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(PYTHON) tools/lowest.py --leave-out $(LEAVE_OUT) > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt \
-	    '$(TORCH)' -e '.[dev,hub,onnx,pretrained,serve,heic,completion]'
+	    '$(TORCH)' -e '.[dev,hub,onnx,pretrained,serve,heic,completion,figures,tensorboard,wandb,mlflow]'
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto
 
 docs: $(VENV)/.docs                  ## docs/settings.md from the code, then the site, in site/
@@ -52,7 +52,7 @@ $(VENV)/.run: $(VENV)/bin/python $(FILES)
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python $(FILES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,hub,onnx,pretrained,serve,heic,completion]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,hub,onnx,pretrained,serve,heic,completion,figures,tensorboard,wandb,mlflow]'
 	touch $@ $(VENV)/.run
 
 $(VENV)/.docs: $(VENV)/bin/python $(FILES)

@@ -2,6 +2,8 @@
 
     python benchmarks/speed.py --output benchmarks/results/speed-h200.csv
     python benchmarks/speed.py --run runs/cifar100/cs10/efc/seed0      # adds the split of a whole run
+    python benchmarks/speed.py --pixels 64 --output benchmarks/results/speed-64-h200.csv    # Tiny-ImageNet's size
+    python benchmarks/speed.py --pixels 64 --profile                   # which kernels the time goes to
     python benchmarks/speed.py --small                                 # a slim network, for a look on a laptop
 
 Images are random: the time of a step does not depend on what they show. Times are medians of several repeats.
@@ -52,8 +54,12 @@ class Sizes:
     batch: int = 64
     steps: int = 300
     test_images: int = 10_000
+    augmentation: str = "padded-resized-crop"
+    new: int = 10
 
 
+#: A task of the paper's cold start in ten steps, by the size of the images: CIFAR-100, Tiny-ImageNet.
+BY_PIXELS = {32: Sizes(), 64: Sizes(pixels=64, images=10_000, augmentation="crop-flip-8", new=20)}
 SMALL = Sizes("slim", 8, 320, 32, 20, 500)
 RESNET18 = (64, 128, 256, 512)
 
@@ -81,7 +87,7 @@ class Bench:
         return TaskImages(
             generator.integers(0, 256, shape, dtype=np.uint8),
             first + np.arange(count) % classes,
-            augmentation=make_augmentation("padded-resized-crop"),
+            augmentation=make_augmentation(self.sizes.augmentation),
             normalisation=NORMALISATION,
             device=self.device,
             seed=0,
@@ -97,7 +103,7 @@ class Bench:
             NETWORKS[name] = ("", lambda: ResNet((*RESNET18[:-1], features)))
         return Blueprint(get("efc"), get("efc").Settings(), name, 0, execution)
 
-    def efc(self, execution: Execution, old: int, new: int = 10, features: int | None = None) -> Trainer:
+    def efc(self, execution: Execution, old: int, features: int | None = None) -> Trainer:
         """A trainer in the middle of a stream: `old` classes are stored as Gaussians."""
         blueprint = self.blueprint(execution, features)
         network = blueprint.empty_network()
@@ -112,12 +118,13 @@ class Bench:
         factor = 0.05 * torch.randn(size, min(old, size), device=self.device, generator=generator)
         method.feature_matrix = factor @ factor.T
         recipe = Recipe(learning_rate=1e-4, epochs=100, batch_size=self.sizes.batch, normalisation="frozen")
-        data = self.images(self.sizes.images, old, new, execution.dtype)
-        return begin_later(method, Task(1, old, new, 0, self.sizes.batch), data, recipe, execution)
+        data = self.images(self.sizes.images, old, self.sizes.new, execution.dtype)
+        return begin_later(method, Task(1, old, self.sizes.new, 0, self.sizes.batch), data, recipe, execution)
 
-    def first(self, execution: Execution, classes: int = 10) -> Trainer:
+    def first(self, execution: Execution) -> Trainer:
         """A trainer of the first task, with rotations."""
         recipe = Recipe(learning_rate=1e-3, epochs=100, batch_size=self.sizes.batch, rotations=True)
+        classes = self.sizes.new
         data = self.images(self.sizes.images, 0, classes, execution.dtype)
         return begin_first(self.blueprint(execution), Task(0, 0, classes, 0, self.sizes.batch), data, recipe)
 
@@ -227,10 +234,39 @@ def measure_steps(bench: Bench, table: Table) -> None:
                     table.add(what, "images", 1e3 * images / ms, "images/s")
                     share = bench.flops(images) / (ms / 1e3) / rate
                     table.add(what, "share of matrix product rate", 100 * share, "%")
-                    table.add(what, "whole epochs, per step", bench.epoch_ms(trainer), "ms")
+                    epoch = bench.epoch_ms(trainer)
+                    table.add(what, "whole epochs, per step", epoch, "ms")
+                    table.add(what, "an epoch", epoch * trainer.feed.steps_per_epoch / 1e3, "s")
                     if bench.device.type == "cuda":
                         table.add(what, "memory", torch.cuda.max_memory_allocated() / 2**30, "GiB")
             del trainer
+
+
+def profile(bench: Bench, rows: int = 25) -> None:
+    """Print which kernels the steps of both kinds of task spend their time in."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recorded
+
+    ours = bench.paths["ours"]
+    activities = [ProfilerActivity.CUDA if bench.device.type == "cuda" else ProfilerActivity.CPU]
+    for what, build in (("first-task step", bench.first), ("incremental step", lambda e: bench.efc(e, 50))):
+        with ours.stream():
+            trainer = build(ours)
+            bench.step_ms(trainer)
+            trainer.steps.start_at(0)
+            trainer.optimiser.skip(0)
+            with recorded(activities=activities) as record:
+                for index in range(min(10, trainer.feed.block_steps)):
+                    trainer.step(index, trainer.recipe.batch_size)
+                bench.wait()
+            print(f"{what}: ten steps")
+            for row in sorted(record.key_averages(), key=lambda row: -_spent(row))[:rows]:
+                print(f"{_spent(row) / 1e4:9.4f} ms a step {row.count:6d} x {row.key[:110]}")
+
+
+def _spent(row: object) -> float:
+    """Microseconds of a kernel on the device, or of an operation on the processor."""
+    return float(getattr(row, "self_device_time_total", 0) or getattr(row, "self_cpu_time_total", 0))
 
 
 def measure_growth(bench: Bench, table: Table) -> None:
@@ -290,8 +326,9 @@ def measure_packing(bench: Bench, table: Table, sizes: list[int]) -> None:
     """Milliseconds per step and run, with several runs at a time in processes under MPS."""
     for kind in ("incremental step", "first-task step"):
         for count in sizes if kind == "incremental step" else sizes[:1]:
+            worker = [sys.executable, __file__, "--pixels", str(bench.sizes.pixels), "--worker", kind]
             with mps(print, count) as surroundings:
-                answers = fleet([sys.executable, __file__, "--worker", kind], count, surroundings)
+                answers = fleet(worker, count, surroundings)
             for part, variant in (("step", "per step and run"), ("epoch", "whole epochs, per step and run")):
                 mean = sum(answer[part] for answer in answers) / count
                 table.add(f"{kind}, several runs", f"{count} runs, {variant}", mean / count, "ms")
@@ -356,16 +393,21 @@ def report_run(folder: Path, table: Table) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--pixels", type=int, choices=sorted(BY_PIXELS), default=32, help="size of the images")
+    parser.add_argument("--profile", action="store_true", help="print the time of every kernel, and nothing else")
     parser.add_argument("--small", action="store_true", help="slim network, small images, few steps")
     parser.add_argument("--several", type=int, nargs="*", default=[3, 5], help="how many runs at a time (GPU only)")
     parser.add_argument("--run", type=Path, help="folder of a finished run, whose split of time is added")
     parser.add_argument("--output", type=Path, help="CSV file to write")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    bench = Bench(choose_device(options.device), SMALL if options.small else Sizes())
+    bench = Bench(choose_device(options.device), SMALL if options.small else BY_PIXELS[options.pixels])
     with switches(bench.paths["ours"], deterministic=False):
         if options.worker:
             work(bench, options.worker)
+            return
+        if options.profile:
+            profile(bench)
             return
         table = Table()
         measure_steps(bench, table)

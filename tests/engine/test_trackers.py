@@ -55,6 +55,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setattr(trackers, "DELIVERY_SECONDS", 0.0)
+    for name in ("OPEN_SECONDS", "CLOSE_SECONDS"):
+        monkeypatch.setattr(trackers, name, 600.0)  # other tests run beside these
 
 
 def epoch(task: int, number: int) -> dict[str, Any]:

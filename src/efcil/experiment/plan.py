@@ -104,6 +104,11 @@ class Plan:
         """What a task is learned with: how it is computed, and which file of a method that is the user's own."""
         return self.made_with | ({} if self.own_method is None else {"method": self.own_method[:16]})
 
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Names of all classes, in the class order."""
+        return [self.dataset.class_names[original] for original in self.scenario.order]
+
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     @property

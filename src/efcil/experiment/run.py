@@ -18,11 +18,12 @@ from torch import Tensor
 import efcil
 from efcil.activity import doing
 from efcil.core import classifiers
+from efcil.core.feature_matrix import spectrum
 from efcil.data.images import Dataset
 from efcil.engine import checkpoint, hardware
 from efcil.engine.background import Background
 from efcil.engine.checkpoint import CheckpointError
-from efcil.engine.evaluate import TestImages, evaluate
+from efcil.engine.evaluate import Answers, TestImages, evaluate
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.lifecycle import Journal, State, Watch, learn_task
 from efcil.engine.progress import Progress
@@ -30,6 +31,7 @@ from efcil.engine.trackers import TrackedRun, Tracking
 from efcil.engine.trainer import EpochReport, Position
 from efcil.environment import command
 from efcil.errors import EfcilError
+from efcil.evaluation import probes
 from efcil.evaluation.metrics import step_accuracy
 from efcil.experiment import shared_tasks, state
 from efcil.experiment.plan import Plan
@@ -197,20 +199,31 @@ class Run:
         )
         del data
         with self.clock.phase("evaluation"):
-            agnostic, aware = evaluate(self.state.method, test, plan.scenario, index, plan.settings.classifier)
+            answers = evaluate(self.state.method, test, plan.scenario, index, plan.settings.classifier)
             others = self._other_classifiers(index, test)
-        self.state.agnostic[index, : index + 1] = agnostic
-        self.state.aware[index, : index + 1] = aware
+        self.state.agnostic[index, : index + 1] = answers.agnostic
+        self.state.aware[index, : index + 1] = answers.aware
         after = self.clock.report()
         seconds = {name: after[name] - before[name] for name in ("train", "statistics", "evaluation")}
         step = float(step_accuracy(self.state.agnostic, plan.scenario.task_sizes)[index])
-        line = {"kind": "task", "task": index + 1, "accuracy": agnostic, "task_aware": aware, "A_step": step}
-        self.write(line | others | {"seconds": seconds})
+        accuracies = {"accuracy": answers.agnostic, "task_aware": answers.aware, "A_step": step}
+        line = {"kind": "task", "task": index + 1, **accuracies, **others, "seconds": seconds}
+        line |= self._probes(index, answers)
+        self.write(line)
+        self.state.probes.add(line)
         self.state.completed = index + 1
         self.state.learned(plan, task, learning.made_with)
         state.save(plan, self.state, self.clock, self.saving)
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
         self.progress.end_task(f"task {index + 1}/{plan.tasks} done: A_step {step:.2f} %  ({spent})")
+
+    def _probes(self, index: int, answers: Answers) -> dict[str, Any]:
+        """Return what is recorded about classes and about the directions of feature space that matter."""
+        assert self.state.method is not None
+        matrix = self.state.method.importance_matrix()
+        values = None if matrix is None else spectrum(matrix)
+        listed = None if values is None else values.tolist()
+        return probes.line_of(answers.confusion, answers.images, listed, last=index == self.plan.tasks - 1)
 
     def _other_classifiers(self, index: int, test: TestImages) -> dict[str, dict[str, float]]:
         """Return the accuracy over all seen classes of every possible classifier, if the settings ask for it."""
@@ -220,7 +233,7 @@ class Run:
             return {}
         sizes = plan.scenario.task_sizes[: index + 1]
         names = [name for name in classifiers.possible(plan.traits.keeps) if name != classifiers.OWN]
-        rows = {name: evaluate(method, test, plan.scenario, index, name)[0] for name in names}
+        rows = {name: evaluate(method, test, plan.scenario, index, name).agnostic for name in names}
         return {"classifiers": {name: float(np.average(row, weights=sizes)) for name, row in rows.items()}}
 
     def write(self, line: Mapping[str, Any]) -> None:

@@ -57,10 +57,11 @@ def resolve(settings: TrainingSettings, image_size: int | None = None) -> Resolv
 def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Preset, image_size: int | None) -> Resolved:
     own, stages = split_overrides(settings)
     _refuse_misplaced(own, cls, options(type(settings)))
-    method = method_settings(cls, {**preset.methods.get(settings.method, {}), **own})
     size = settings.image_size if image_size is None else image_size
     network = settings.network or preset.network(size)
     recipes_from = _recipes_from(preset, network, settings.weights)
+    in_presets = {**preset.methods.get(settings.method, {}), **recipes_from.methods.get(settings.method, {})}
+    method = method_settings(cls, {**in_presets, **own})
     later = cls.recipe(method, recipes_from.later(cls.traits(method).family))
     first = recipes_from.first_task
     if recipes_from.pretrained and not cls.traits(method).trains_later:

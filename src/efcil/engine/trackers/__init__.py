@@ -31,7 +31,7 @@ TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 NOTE = "tracking.json"
 MOST_BYTES = 1 << 16
 #: Seconds between two deliveries, and seconds that the last one, or a first connection, may take at the end of a run.
-DELIVERY_SECONDS, CLOSE_SECONDS, OPEN_SECONDS = 1.0, 60.0, 5.0
+DELIVERY_SECONDS, CLOSE_SECONDS, OPEN_SECONDS = 1.0, 60.0, 20.0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ class MLflow:
     def __init__(self) -> None:
         # MLflow refuses its file store unless this is set; it is used only where no other store is named.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        # A server that does not answer is left out after a quarter of a minute, not after four.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
         self._mlflow: Any = importlib.import_module("mlflow")
         self._client: Any = None
         self._id = ""
