@@ -1031,3 +1031,18 @@ class TestMistakesWhileRunning:
         with pytest.raises(GridError) as error:
             run_grid(settings, tmp_path, quiet=True)
         assert not error.value.mistake
+
+
+class TestWorkLeft:
+    """What later tasks need, in epochs of the present one: the time left is estimated from it."""
+
+    def test_later_tasks_count_by_their_images(self, digits: Dataset, tmp_path: Path) -> None:
+        settings = Settings(method="efc", scenario="custom", tasks=3, first_task_classes=6, **SHORT | {"epochs": 4})
+        plan = Plan.make(settings, tmp_path, digits)
+        sizes = [np.isin(plan.labels, plan.scenario.tasks[task]).sum() for task in range(3)]
+        assert plan.later_epochs(0) == pytest.approx(4 * (sizes[1] + sizes[2]) / sizes[0])
+        assert plan.later_tasks(0) == [1, 2]
+        assert plan.later_epochs(2) == 0
+
+    def test_a_frozen_network_has_nothing_more_to_train(self, digits: Dataset, tmp_path: Path) -> None:
+        assert Plan.make(Settings(method="lda", **SHORT), tmp_path, digits).later_epochs(0) == 0

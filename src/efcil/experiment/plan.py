@@ -167,7 +167,11 @@ class Plan:
 
     def _number_of_images(self, index: int) -> int:
         task = self.task(index)
-        return int(np.count_nonzero((self.labels >= task.first_class) & (self.labels < task.seen)))
+        return int(self._images_of_classes[task.first_class : task.seen].sum())
+
+    @cached_property
+    def _images_of_classes(self) -> np.ndarray:
+        return np.bincount(self.labels, minlength=self.scenario.number_of_classes)
 
     def task(self, index: int) -> Task:
         """Return which classes are trained for task `index`: its own, or all so far if training is joint."""
