@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -88,35 +89,29 @@ def teach(
                 repeats = None if repeats is None else repeats[found.places]
             else:
                 pixels = pictures.pixels(model.card.image_size)
-            with doing("estimating the time"):
-                seconds, line = estimate(model, pixels, more=more)
-            progress.say(line)
-            progress.expect(seconds)
-            visit = VisitLog(log, folder, progress.say)
-            with _logged(visit, model):
-                learn(
-                    model,
-                    pixels,
-                    labels,
-                    more=more,
-                    held_out=held_out,
-                    progress=progress,
-                    keep=keep,
-                    repeats=repeats,
-                    log=visit,
-                )
+            _say_how_long(model, pixels, more, progress)
+            with _logged(VisitLog(log, folder, progress.say), model) as visit:
+                options: dict[str, Any] = {"progress": progress, "keep": keep, "repeats": repeats, "log": visit}
+                learn(model, pixels, labels, more=more, held_out=held_out, **options)
             with doing("saving the model"):
                 model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
 
 
+def _say_how_long(model: Model, pixels: np.ndarray, more: bool, progress: Progress) -> None:
+    with doing("estimating the time"):
+        seconds, line = estimate(model, pixels, more=more)
+    progress.say(line)
+    progress.expect(seconds)
+
+
 @contextlib.contextmanager
-def _logged(visit: VisitLog, model: Model) -> Iterator[None]:
+def _logged(visit: VisitLog, model: Model) -> Iterator[VisitLog]:
     """Close the log of a visit, however it ends."""
     ended = False
     try:
-        yield
+        yield visit
         ended = True
     finally:
         with doing("logging what is left"):
