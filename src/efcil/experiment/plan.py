@@ -15,6 +15,7 @@ from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import Dataset
 from efcil.data.scenario import Scenario, class_order, make_scenario
 from efcil.data.store import TaskImages
+from efcil.data.whole import task_images
 from efcil.engine import hardware
 from efcil.engine.evaluate import TestImages
 from efcil.engine.lifecycle import Blueprint
@@ -183,7 +184,7 @@ class Plan:
         if len(chosen) == 0:
             raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
         assert self.resolved.augmentation is not None
-        return TaskImages(
+        return task_images(
             self.dataset.train.images,
             self.labels,
             augmentation=make_augmentation(self.resolved.augmentation),
