@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from efcil.data.images import Dataset
-from efcil.data.sources import SourceOptions, load_dataset
+from efcil.data.sources import load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.errors import EfcilError, GridError, TrainingError
@@ -23,6 +23,7 @@ from efcil.experiment.summary import skip_message, source_digest
 from efcil.experiment.workers import Job, run_jobs
 from efcil.output import lines
 from efcil.presets import load_preset
+from efcil.resolution import source_options
 from efcil.runfolder import locate
 from efcil.settings import Settings
 
@@ -44,10 +45,10 @@ class DataShelf:
 
     def get(self, settings: Settings) -> LoadedData:
         """Return the images that a run is trained on."""
-        key = (settings.dataset, settings.data, settings.held_out, settings.image_size)
+        options = source_options(settings)
+        key = (settings.dataset, settings.data, options)
         if self._loaded is None or key != self._key:
             self._loaded = None  # free the old images before the new ones are loaded
-            options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
             dataset = load_dataset(settings.dataset, None if settings.data is None else Path(settings.data), options)
             self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
         return self._loaded

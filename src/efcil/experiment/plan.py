@@ -27,7 +27,7 @@ from efcil.methods.base import Task, Traits
 from efcil.model.card import made_with
 from efcil.network import backbones
 from efcil.network.backbones import Backbone
-from efcil.resolution import Resolved, identity, resolve
+from efcil.resolution import Resolved, chosen_class_order, identity, resolve
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Recipe, Settings
 
@@ -37,7 +37,7 @@ _MEGABYTE = 1 << 20
 def make_run_scenario(settings: Settings, dataset: Dataset) -> Scenario:
     """Return the class order and the tasks that the settings ask for."""
     classes = dataset.number_of_classes
-    order = class_order(settings.class_order, classes, settings.effective_class_seed, dataset.class_names)
+    order = class_order(chosen_class_order(settings), classes, settings.effective_class_seed, dataset.class_names)
     return make_scenario(
         settings.scenario,
         classes,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from efcil.errors import SettingsError, unknown
+from efcil.resolution.data import chosen_class_order, source_options
 from efcil.resolution.resolve import resolve, typed_overrides
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
 from efcil.settings.training import TrainingSettings
@@ -18,16 +19,18 @@ Given = TypeVar("Given", bound=TrainingSettings)
 def validate(settings: Settings) -> Settings:
     """Check every name in the settings of a run; return them with the overrides converted to their types."""
     from efcil.data.scenario import SCENARIOS
-    from efcil.data.sources import SourceOptions, sources
+    from efcil.data.sources import find_source
 
-    if settings.dataset not in sources():
-        raise unknown("dataset", settings.dataset, sources())
+    source = find_source(settings.dataset)
+    if source.cannot_run is not None:
+        raise SettingsError(source.cannot_run)
     if settings.scenario not in SCENARIOS:
         raise unknown("scenario", settings.scenario, SCENARIOS)
     data = None if settings.data is None else Path(settings.data).expanduser()
-    sources()[settings.dataset].check(data, SourceOptions(held_out=settings.held_out, image_size=settings.image_size))
-    if settings.class_order not in NAMED_CLASS_ORDERS and not Path(settings.class_order).expanduser().is_file():
-        problem = unknown("class order", settings.class_order, NAMED_CLASS_ORDERS)
+    source.check(data, source_options(settings))
+    order = chosen_class_order(settings)
+    if order not in NAMED_CLASS_ORDERS and not Path(order).expanduser().is_file():
+        problem = unknown("class order", order, NAMED_CLASS_ORDERS)
         raise SettingsError(f"{problem} It is not a file either.")
     return validate_training(settings)
 

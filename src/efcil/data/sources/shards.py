@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,16 +84,9 @@ def class_names(shard: Path, label_column: str) -> tuple[str, ...] | None:
 def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Rows]:
     """Yield the rows of a shard, one row group at a time; errors name the shard and, if known, the row."""
     opened = _open(shard)
-    available = opened.schema_arrow.names
-    for column in (image_column, label_column):
-        if column not in available:
-            raise DataError(
-                f"{shard} has no column {column!r} (it has {', '.join(available)}). "
-                "Check that the file belongs to this dataset."
-            )
-    _check_types(opened.schema_arrow, shard, image_column, label_column)
+    _check_columns(opened, shard, image_column, label_column)
     start = 0
-    for table in _tables(opened, shard, image_column, label_column):
+    for table in _tables(opened, shard, image_column, label_column, range(opened.metadata.num_row_groups)):
         contents = _image_bytes(table.column(image_column))
         labels = _labels(table.column(label_column), shard, label_column, start)
         images = []
@@ -109,6 +102,68 @@ def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Row
     if start != opened.metadata.num_rows:
         named = opened.metadata.num_rows
         raise DataError(f"{shard} holds {start} rows or more, but names {named}. Download it again.")
+
+
+def read_labels(shard: Path, image_column: str, label_column: str) -> np.ndarray:
+    """Return the labels of a shard without reading its images."""
+    import pyarrow
+
+    opened = _open(shard)
+    _check_columns(opened, shard, image_column, label_column)
+    try:
+        table = opened.read(columns=[label_column])
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _broken(shard, error) from error
+    labels = _labels(table.column(label_column), shard, label_column, 0)
+    if len(labels) != opened.metadata.num_rows:
+        raise DataError(f"{shard} holds {len(labels)} labels, but names {opened.metadata.num_rows}. Download it again.")
+    return labels
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSupply:
+    """Images in the row groups of shards, read group by group; `ends` are the numbers of images up to each group."""
+
+    image_column: str
+    groups: tuple[tuple[Path, int], ...]
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, shards: list[Path], image_column: str) -> ShardSupply:
+        """Return the images of shards; only their footers are read."""
+        groups, counts = [], []
+        for shard in shards:
+            facts = _open(shard).metadata
+            groups += [(shard, group) for group in range(facts.num_row_groups)]
+            counts += [facts.row_group(group).num_rows for group in range(facts.num_row_groups)]
+        return cls(image_column, tuple(groups), np.cumsum([0, *counts]))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def read(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[Encoded]]]:
+        """Yield the images called `rows`, one row group at a time; groups without any of them are not read."""
+        groups = np.searchsorted(self.ends, rows, side="right") - 1
+        for group in np.unique(groups):
+            places = np.flatnonzero(groups == group)
+            contents = self._contents(int(group))
+            yield places, [contents[row - self.ends[group]] for row in rows[places]]
+
+    def _contents(self, group: int) -> list[Encoded]:
+        shard, number = self.groups[group]
+        opened = _open(shard)
+        first = sum(opened.metadata.row_group(before).num_rows for before in range(number))
+        table = next(_tables(opened, shard, self.image_column, None, [number]))
+        contents = list(_image_bytes(table.column(self.image_column)))
+        if len(contents) != self.ends[group + 1] - self.ends[group]:
+            raise DataError(f"{shard} does not hold the rows that it names. Download it again.")
+        found = []
+        for row, content in enumerate(contents, start=first):
+            where = f"The image in row {row} of {shard}"
+            if content is None:
+                raise DataError(f"{where} is missing. Download the file again.")
+            found.append(Encoded(content, where))
+        return found
 
 
 @dataclass(frozen=True)
@@ -159,8 +214,21 @@ def check_labels(labels: np.ndarray, layout: Layout, where: str, start: int) -> 
         )
 
 
-def _tables(opened: Any, shard: Path, image_column: str, label_column: str) -> Iterator[Any]:
-    """Yield the two columns, some rows at a time; groups that would fill the memory are refused before they are read.
+def _check_columns(opened: Any, shard: Path, image_column: str, label_column: str) -> None:
+    available = opened.schema_arrow.names
+    for column in (image_column, label_column):
+        if column not in available:
+            raise DataError(
+                f"{shard} has no column {column!r} (it has {', '.join(available)}). "
+                "Check that the file belongs to this dataset."
+            )
+    _check_types(opened.schema_arrow, shard, image_column, label_column)
+
+
+def _tables(
+    opened: Any, shard: Path, image_column: str, label_column: str | None, groups: Iterable[int]
+) -> Iterator[Any]:
+    """Yield the columns, some rows at a time; groups that would fill the memory are refused before they are read.
 
     Equal images are stored once in a file, and once in memory: a small file can refer to a large image many times.
     """
@@ -168,11 +236,12 @@ def _tables(opened: Any, shard: Path, image_column: str, label_column: str) -> I
     from pyarrow import parquet
 
     leaf = f"{image_column}.bytes" if _is_struct(opened, image_column) else image_column
+    columns = (leaf,) if label_column is None else (leaf, label_column)
     try:
         reader = parquet.ParquetFile(shard, read_dictionary=[leaf])
-        for group in range(opened.metadata.num_row_groups):
-            _refuse_large(opened.metadata.row_group(group), (leaf, label_column), shard)
-            yield reader.read_row_group(group, columns=[leaf, label_column], use_threads=True)
+        for group in groups:
+            _refuse_large(opened.metadata.row_group(group), columns, shard)
+            yield reader.read_row_group(group, columns=list(columns), use_threads=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise _broken(shard, error) from error
 
