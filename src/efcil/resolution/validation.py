@@ -22,8 +22,6 @@ def validate(settings: Settings) -> Settings:
     from efcil.data.sources import find_source
 
     source = find_source(settings.dataset)
-    if source.cannot_run is not None:
-        raise SettingsError(source.cannot_run)
     if settings.scenario not in SCENARIOS:
         raise unknown("scenario", settings.scenario, SCENARIOS)
     data = None if settings.data is None else Path(settings.data).expanduser()

@@ -48,7 +48,6 @@ class Source(abc.ABC):
     fixed_size: ClassVar[int | None] = None  # the side of its images, if that cannot be chosen
     uses: ClassVar[tuple[str, ...]] = ()  # options that only some sources have a use for
     class_lists: ClassVar[tuple[str, ...]] = ()  # names of lists of classes, besides files
-    cannot_run: ClassVar[str | None] = None  # why no run can be trained on it, if that is so
 
     @abc.abstractmethod
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:

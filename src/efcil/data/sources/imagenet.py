@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from efcil.data.deferred import STORED_SIDE, DeferredImages, FileSupply, Shapes, Supply
+from efcil.data.deferred import DeferredImages, FileSupply, Shapes, Supply
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset, ImageSet
 from efcil.data.sources import Source, SourceOptions
 from efcil.data.sources.classlist import listed_classes
 from efcil.data.sources.listing import Files, images_below, images_of_class, labelled, visible_folders
+from efcil.data.sources.photographs import shapes_of
 from efcil.data.sources.shards import ShardSupply, class_names, find_shards, read_labels
 from efcil.errors import DataError, SettingsError
 
 CLASSES, SUBSET_CLASSES = 1000, 100
-SIZE = 224
 #: Folders that archives and other programs put around train/ and val/.
 _AROUND = ("", "imagenet", "imagenet_subset", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
 #: Lists of the labels of a validation folder without class folders: EFC's, Tiny-ImageNet's manner, Kaggle's.
@@ -61,7 +61,7 @@ class _Imagenet(Source):
             raise DataError(f"{path} is not a folder. {self.expected}")
         identifiers, names, splits = self.listed(path, options)
         used = self.chosen(identifiers, options.class_list)
-        shapes = Shapes(options.image_size or SIZE, options.stored_side or STORED_SIDE)
+        shapes = shapes_of(options)
         position = np.full(len(identifiers), -1)
         position[used] = np.arange(len(used))
         train, test = (_images(split, position, shapes, options.workers) for split in splits)

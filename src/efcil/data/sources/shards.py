@@ -59,7 +59,7 @@ def find_shards(folder: Path, test: str = "test") -> dict[str, list[Path]] | Non
         for shard in shards:
             if not shard.is_file():  # a pipe might never end
                 raise DataError(f"{shard} is not a regular file. Give a folder with the files of the dataset.")
-        _refuse_gaps(shards)
+        refuse_gaps(shards)
     return found
 
 
@@ -79,6 +79,21 @@ def class_names(shard: Path, label_column: str) -> tuple[str, ...] | None:
     except (KeyError, TypeError, ValueError):
         return None
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+
+
+def schema_of(shard: Path) -> Any:
+    """Return the names and types of a shard's columns."""
+    return _open(shard).schema_arrow
+
+
+def features(shard: Path) -> dict[str, str]:
+    """Return what the Hub says of columns, such as Image or ClassLabel; nothing if it says nothing."""
+    metadata = _open(shard).schema_arrow.metadata or {}
+    try:
+        found = parse(metadata[b"huggingface"].decode())["info"]["features"]
+        return {str(name): str(facts["_type"]) for name, facts in found.items() if "_type" in facts}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
 
 
 def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Rows]:
@@ -262,7 +277,8 @@ def _is_struct(opened: Any, column: str) -> bool:
     return bool(pyarrow.types.is_struct(opened.schema_arrow.field(column).type))
 
 
-def _refuse_gaps(shards: list[Path]) -> None:
+def refuse_gaps(shards: list[Path]) -> None:
+    """Refuse numbered shards of which some are missing."""
     numbered = [(int(match[1]), int(match[2])) for shard in shards if (match := _NUMBERED.search(shard.name))]
     for total in {total for _, total in numbered}:
         found = {number for number, of in numbered if of == total}
