@@ -36,6 +36,18 @@ class SourceOptions:
     splits: str | None = None  # "train,test": splits of a dataset of the Hub
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a published dataset has; None where that is not known. Pairs are the fewest and most images of a class."""
+
+    classes: int | None = None
+    train: int | None = None
+    test: int | None = None
+    train_of_class: tuple[int, int] | None = None
+    test_of_class: tuple[int, int] | None = None
+    in_both: int | None = None  # test images that are also training images, pixel by pixel
+
+
 class Source(abc.ABC):
     """A dataset that can be loaded. Subclasses set the attributes and implement `load`."""
 
@@ -46,6 +58,7 @@ class Source(abc.ABC):
     needs_path: ClassVar[bool]
     splits_itself: ClassVar[bool] = True  # it has its own test set, which held-out images may replace
     fixed_size: ClassVar[int | None] = None  # the side of its images, if that cannot be chosen
+    known: ClassVar[Known | None] = None  # what `efcil data verify` compares its files with
     uses: ClassVar[tuple[str, ...]] = ()  # options that only some sources have a use for
     class_lists: ClassVar[tuple[str, ...]] = ()  # names of lists of classes, besides files
 

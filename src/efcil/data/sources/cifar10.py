@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from efcil.data.sources import Known
 from efcil.data.sources.cifar import Cifar, Original
 from efcil.data.sources.shards import Layout
 
@@ -29,6 +30,7 @@ class Cifar10(Cifar):
     original = Original(
         ARCHIVE, FOLDER, _BATCHES, ("test_batch",), "batches.meta", "labels", "label_names", mistaken_for="CIFAR-100"
     )
+    known = Known(10, 50_000, 10_000, (5_000, 5_000), (1_000, 1_000))
     repository = HUB_REPOSITORY
     usual_names = CLASS_NAMES
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from efcil.data.sources import Known
 from efcil.data.sources.cifar import Cifar, Original
 from efcil.data.sources.shards import Layout
 
@@ -39,6 +40,7 @@ class Cifar100(Cifar):
     original = Original(
         ARCHIVE, FOLDER, ("train",), ("test",), "meta", "fine_labels", "fine_label_names", mistaken_for="CIFAR-10"
     )
+    known = Known(100, 50_000, 10_000, (500, 500), (100, 100), in_both=10)
     repository = HUB_REPOSITORY
     usual_names = CLASS_NAMES
 

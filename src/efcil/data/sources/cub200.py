@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from efcil.data.images import Dataset
-from efcil.data.sources import Source, SourceOptions
+from efcil.data.sources import Known, Source, SourceOptions
 from efcil.data.sources.listing import Files
 from efcil.data.sources.photographs import inside, photographs, read_table, whole_number
 from efcil.errors import DataError
@@ -29,6 +29,7 @@ class Cub200(Source):
     )
     needs_path = True
     uses = ("stored_side",)
+    known = Known(200, 5_994, 5_794, (29, 30))
 
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
         """Return the birds below `path`, to be decoded when they are needed."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from efcil.data.images import Dataset
-from efcil.data.sources import Source, SourceOptions
+from efcil.data.sources import Known, Source, SourceOptions
 from efcil.data.sources.listing import Files
 from efcil.data.sources.photographs import inside, photographs, read_table, whole_number
 from efcil.errors import DataError
@@ -34,6 +34,7 @@ class Domainnet(Source):
     )
     needs_path = True
     uses = ("stored_side",)
+    known = Known(600)
 
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
         """Return the domains below `path`, to be decoded when they are needed."""

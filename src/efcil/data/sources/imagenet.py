@@ -15,7 +15,7 @@ import numpy as np
 
 from efcil.data.deferred import DeferredImages, FileSupply, Shapes, Supply
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset, ImageSet
-from efcil.data.sources import Source, SourceOptions
+from efcil.data.sources import Known, Source, SourceOptions
 from efcil.data.sources.classlist import listed_classes
 from efcil.data.sources.listing import Files, images_below, images_of_class, labelled, visible_folders
 from efcil.data.sources.photographs import shapes_of
@@ -138,6 +138,7 @@ class ImagenetSubset(_Imagenet):
     title = "ImageNet-Subset"
     description = "100 classes of ImageNet, about 129,000 training and 5,000 validation images, 224 x 224 pixels"
     class_lists = ("first", "lucir")
+    known = Known(SUBSET_CLASSES, None, 5_000, (732, 1300), (50, 50))
 
     def chosen(self, identifiers: Sequence[str], class_list: str | None) -> list[int]:
         """Return the first 100 identifiers, LUCIR's, or those of a file."""
@@ -154,6 +155,7 @@ class Imagenet1k(_Imagenet):
     name = "imagenet-1k"
     title = "ImageNet-1K"
     description = "1,000 classes, 1,281,167 training and 50,000 validation images, 224 x 224 pixels"
+    known = Known(CLASSES, 1_281_167, 50_000, (732, 1300), (50, 50))
 
     def chosen(self, identifiers: Sequence[str], class_list: str | None) -> list[int]:
         """Return all classes, or those of a file."""
