@@ -272,3 +272,18 @@ def test_a_run_on_whole_images(folder: Path, tmp_path: Path, augmentation: str) 
     facts = json.loads(summaries[0].read_text())
     assert facts["A_step"] >= 0
     assert facts["dataset"] == "imagenet-subset"
+
+
+def test_a_missing_image_of_a_shard_is_named_by_its_row(tmp_path: Path) -> None:
+    file = tmp_path / "train-0.parquet"
+    write_shard(file, [0, 1, 0, 1, 0], None)
+    write_shard(tmp_path / "validation-0.parquet", [0, 1], None)
+    table = pq.read_table(file)
+    images = table.column("image").to_pylist()
+    images[3]["bytes"] = None
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pq.write_table(table.set_column(0, "image", pa.array(images, kind)), file, row_group_size=2)
+    found = load(tmp_path)
+    assert values(found.train.images[[0, 1, 4]]) == [0, 60, 40]
+    with pytest.raises(DataError, match=r"The image in row 3 of .*train-0\.parquet is missing"):
+        np.asarray(found.train.images)

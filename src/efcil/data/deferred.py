@@ -116,11 +116,16 @@ class DeferredImages:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Decode the test views."""
         found = np.empty(self.shape, np.uint8)
+        for places, piece in self.views():
+            found[places] = piece
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    def views(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the test views in pieces: the places of some of them, and their pixels (count x size x size x 3)."""
         for places, encoded in self.supply.read(self.rows):
             piece = np.empty((len(places), *self.shape[1:]), np.uint8)
             decode_into(piece, encoded, self.shapes.view, self.workers)
-            found[places] = piece
-        return found if dtype is None else found.astype(dtype, copy=False)
+            yield places, piece
 
     def whole(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """Yield the whole images in pieces: the places of some of them, and their pixels (height x width x 3 each)."""

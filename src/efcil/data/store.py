@@ -30,6 +30,10 @@ def resident(images: np.ndarray | DeferredImages, rows: np.ndarray, device: torc
     if device.type == "cuda":
         _refuse_too_many(len(rows), bytes_each, device)
     out = torch.empty((len(rows), channels, height, width), dtype=torch.uint8, device=device)
+    if isinstance(images, DeferredImages):  # in the order in which they are read fastest
+        for places, pixels in images[rows].views():
+            out[torch.from_numpy(places).to(device)] = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
+        return out
     step = max(1, PIECE_BYTES // bytes_each)
     for start in range(0, len(rows), step):
         piece = torch.from_numpy(np.ascontiguousarray(images[rows[start : start + step]], dtype=np.uint8))

@@ -159,26 +159,29 @@ class ShardSupply:
     def read(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[Encoded]]]:
         """Yield the images called `rows`, one row group at a time; groups without any of them are not read."""
         groups = np.searchsorted(self.ends, rows, side="right") - 1
-        for group in np.unique(groups):
-            places = np.flatnonzero(groups == group)
-            contents = self._contents(int(group))
-            yield places, [contents[row - self.ends[group]] for row in rows[places]]
+        order = np.argsort(groups, kind="stable")
+        needed, starts = np.unique(groups[order], return_index=True)
+        places_of = dict(zip(needed.tolist(), np.split(order, starts[1:]), strict=True))
+        for shard, members in itertools.groupby(needed.tolist(), key=lambda group: self.groups[group][0]):
+            for group, contents in self._contents(shard, list(members)):
+                places = places_of[group]
+                yield places, [contents[row - self.ends[group]] for row in rows[places]]
 
-    def _contents(self, group: int) -> list[Encoded]:
-        shard, number = self.groups[group]
-        opened = _open(shard)
-        first = sum(opened.metadata.row_group(before).num_rows for before in range(number))
-        table = next(_tables(opened, shard, self.image_column, None, [number]))
-        contents = list(_image_bytes(table.column(self.image_column)))
-        if len(contents) != self.ends[group + 1] - self.ends[group]:
-            raise DataError(f"{shard} does not hold the rows that it names. Download it again.")
-        found = []
-        for row, content in enumerate(contents, start=first):
-            where = f"The image in row {row} of {shard}"
-            if content is None:
-                raise DataError(f"{where} is missing. Download the file again.")
-            found.append(Encoded(content, where))
-        return found
+    def _contents(self, shard: Path, groups: list[int]) -> Iterator[tuple[int, list[Encoded]]]:
+        """Yield the images of some row groups of a shard."""
+        begin = self.ends[next(group for group, (file, _) in enumerate(self.groups) if file == shard)]
+        tables = _tables(_open(shard), shard, self.image_column, None, [self.groups[group][1] for group in groups])
+        for group, table in zip(groups, tables, strict=True):
+            contents = list(_image_bytes(table.column(self.image_column)))
+            if len(contents) != self.ends[group + 1] - self.ends[group]:
+                raise DataError(f"{shard} does not hold the rows that it names. Download it again.")
+            found = []
+            for row, content in enumerate(contents, start=int(self.ends[group] - begin)):
+                where = f"The image in row {row} of {shard}"
+                if content is None:
+                    raise DataError(f"{where} is missing. Download the file again.")
+                found.append(Encoded(content, where))
+            yield group, found
 
 
 @dataclass(frozen=True)
