@@ -72,7 +72,8 @@ def same(left: RunFolder, right: RunFolder) -> bool:
     """Whether two runs ended in the same state, bit for bit, on the same way."""
     one, other = tensors(left), tensors(right)
     bits = one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    return bits and lines(left) == lines(right) and left.accuracy_file.read_bytes() == right.accuracy_file.read_bytes()
+    tables = [{file.name: file.read_bytes() for file in run.path.glob("*.csv")} for run in (left, right)]
+    return bits and lines(left) == lines(right) and tables[0] == tables[1]
 
 
 def lines(run: RunFolder) -> list[dict[str, Any]]:
@@ -110,7 +111,10 @@ class TestRunFolder:
             names = {str(file.relative_to(run.path)) for file in run.path.rglob("*") if file.is_file()}
             (tensor_file,) = {name for name in names if name.startswith("model/model-")}
             expected = {"settings.yaml", "metrics.jsonl", "accuracy.csv", "summary.json", "log.txt", "model/model.json"}
+            expected |= {"classes.csv", "confusion.csv"} | ({"spectrum.csv"} if settings.method == "efc" else set())
             assert names == expected | {tensor_file}
+            named = run.verified_summary()["files"]
+            assert set(named) == {name for name in names if name.endswith((".csv", ".jsonl"))}
 
     def test_settings_run_again(self, grid: Grid) -> None:
         for settings in grid.settings:
@@ -141,6 +145,46 @@ class TestRunFolder:
             rows = [line["accuracy"] for line in run.read_metrics() if line["kind"] == "task"]
             for k, row in enumerate(rows):
                 assert row == agnostic[k, : k + 1].tolist()
+
+    def test_classes_and_confusion_are_what_the_matrices_say(self, grid: Grid, digits: Dataset) -> None:
+        for method in ("efc", "finetune"):
+            run = grid.run(method)
+            agnostic, _, sizes = run.read_accuracy()
+            rows, confusion = run.classes(), run.confusion()
+            assert rows is not None
+            assert confusion is not None
+            names, order = run.read_summary()["class_names"], run.read_summary()["class_order"]
+            assert [(row.task, row.position) for row in rows] == [
+                (task + 1, place) for task in range(5) for place in range(sum(sizes[: task + 1]))
+            ]
+            assert all(row.name == names[row.position] for row in rows)
+            images = np.bincount(digits.test.labels, minlength=10)[order]
+            assert all(row.images == images[row.position] for row in rows)
+            for after in range(5):
+                for task in range(after + 1):
+                    own = [row for row in rows if row.task == after + 1 and row.position // 2 == task]
+                    share = 100 * sum(row.right for row in own) / sum(row.images for row in own)
+                    assert share == pytest.approx(agnostic[after, task])
+            assert confusion.sum(axis=1).tolist() == images.tolist()
+            assert confusion.diagonal().tolist() == [row.right for row in rows if row.task == 5]
+
+    def test_the_spectrum_is_that_of_the_stored_matrix(self, grid: Grid) -> None:
+        run = grid.run("efc")
+        spectrum = run.spectrum()
+        assert spectrum is not None
+        assert {task: len(values) for task, values in spectrum.items()} == dict.fromkeys(range(1, 6), 64)
+        matrix = tensors(run)["feature_matrix"].double().numpy()
+        np.testing.assert_allclose(spectrum[5], np.linalg.eigvalsh(matrix)[::-1], rtol=1e-9, atol=1e-12)
+        for task, values in spectrum.items():
+            # W^T (diag(p) - p p^T) W has a rank below the number of classes.
+            assert (values[2 * task - 1 :] < 1e-5 * values[0]).all()
+            assert values[2 * task - 2] > 1e-5 * values[0]
+        assert grid.run("finetune").spectrum() is None
+
+    def test_only_the_last_task_of_joint_training_is_recorded(self, grid: Grid) -> None:
+        rows = grid.run("joint").classes()
+        assert rows is not None
+        assert [row.task for row in rows] == [5] * 10
 
     def test_summary_says_what_it_was_made_with(self, grid: Grid, digits: Dataset) -> None:
         summary = grid.run("efc").read_summary()
@@ -177,10 +221,11 @@ class TestRunFolder:
             device=torch.device("cpu"),
         )
         method = model.ready
-        agnostic, aware = evaluate(method, images, scenario, 4)
+        answers = evaluate(method, images, scenario, 4)
         accuracy = run.read_accuracy()
-        assert agnostic == accuracy[0][4].tolist()
-        assert aware == accuracy[1][4].tolist()
+        assert answers.agnostic == accuracy[0][4].tolist()
+        assert answers.aware == accuracy[1][4].tolist()
+        np.testing.assert_array_equal(run.confusion(), answers.confusion)
 
     def test_the_audit_knows_all_that_a_state_says(self, grid: Grid) -> None:
         folder = grid.run("efc").model
@@ -957,3 +1002,47 @@ def test_first_tasks_are_described(grid: Grid) -> None:
     place = grid.output / FOLDER / grid.run("efc").read_summary()["first_task"]
     facts = json.loads((place / f"{STEM}.json").read_text())["facts"]
     assert facts["key"] == place.name == digest(facts["description"])
+
+
+class TestMistakesWhileRunning:
+    """Images that cannot be used are found when they are loaded: one message, exit code 2 as for a single run."""
+
+    @pytest.fixture
+    def empty(self, tmp_path: Path) -> Path:
+        (tmp_path / "images").mkdir()
+        return tmp_path / "images"
+
+    def command(self, empty: Path, methods: str) -> list[str]:
+        flags = f"run --method {methods} --dataset folder --held-out 0.2 --tasks 2 --device cpu --data".split()
+        return [*flags, str(empty), "--output", str(empty.parent / "runs")]
+
+    @pytest.mark.parametrize("methods", ["lda", "lda efc finetune"])
+    def test_images_that_cannot_be_loaded(self, empty: Path, capsys: pytest.CaptureFixture[str], methods: str) -> None:
+        assert main(self.command(empty, methods)) == 2
+        captured = capsys.readouterr()
+        count = len(methods.split())
+        assert captured.err.count("efcil: ") == 1
+        reason = captured.err.removeprefix("efcil: ").split(" (None of")[0].strip()
+        assert captured.out.count(reason) == (count > 1)
+        assert captured.out.count("failed, for the same reason.") == count - 1
+
+    def test_training_that_fails_is_no_mistake(self, tmp_path: Path) -> None:
+        settings = [Settings(method="finetune", seed=seed, **TWO_TASKS, overrides=DIVERGING) for seed in range(2)]
+        with pytest.raises(GridError) as error:
+            run_grid(settings, tmp_path, quiet=True)
+        assert not error.value.mistake
+
+
+class TestWorkLeft:
+    """What later tasks need, in epochs of the present one: the time left is estimated from it."""
+
+    def test_later_tasks_count_by_their_images(self, digits: Dataset, tmp_path: Path) -> None:
+        settings = Settings(method="efc", scenario="custom", tasks=3, first_task_classes=6, **SHORT | {"epochs": 4})
+        plan = Plan.make(settings, tmp_path, digits)
+        sizes = [np.isin(plan.labels, plan.scenario.tasks[task]).sum() for task in range(3)]
+        assert plan.later_epochs(0) == pytest.approx(4 * (sizes[1] + sizes[2]) / sizes[0])
+        assert plan.later_tasks(0) == [1, 2]
+        assert plan.later_epochs(2) == 0
+
+    def test_a_frozen_network_has_nothing_more_to_train(self, digits: Dataset, tmp_path: Path) -> None:
+        assert Plan.make(Settings(method="lda", **SHORT), tmp_path, digits).later_epochs(0) == 0

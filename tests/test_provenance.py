@@ -231,7 +231,7 @@ def copied(run: RunFolder, place: Path) -> RunFolder:
     return RunFolder(place / "run")
 
 
-@pytest.mark.parametrize("name", ["summary.json", "accuracy.csv", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["summary.json", "accuracy.csv", "metrics.jsonl", "classes.csv", "confusion.csv"])
 def test_no_changed_byte_is_believed(name: str, finished: RunFolder, tmp_path: Path) -> None:
     run = copied(finished, tmp_path)
     file = run.path / name
@@ -269,6 +269,7 @@ def test_a_resumed_run_notices_lost_lines(few: Dataset, tmp_path: Path) -> None:
     run_one(BASE, tmp_path, few, quiet=True)
     assert "has lost or changed lines of the first 1 tasks" in run.log_file.read_text()
     assert run.read_summary()["metrics_lost"] is True
+    assert {row.task for row in run.classes() or []} == {2, 3}, "what was said of the first task may not be measured"
     (row,) = table([run]).rows
     assert any("has lost lines of metrics.jsonl" in note for note in row.notes)
 

@@ -14,6 +14,7 @@ import pytest
 
 from efcil import files, runfolder
 from efcil.environment import command, environment, source_commit
+from efcil.evaluation.probes import ClassCount, Probes
 from efcil.resolution import label, load_config
 from efcil.runfolder import RunFolder, RunFolderError, find_runs, locate, write_atomically
 from efcil.settings import Settings
@@ -178,6 +179,84 @@ def test_damaged_accuracy_is_named(run: RunFolder, content: str) -> None:
     run.accuracy_file.write_text(content)
     with pytest.raises(RunFolderError, match=r"accuracy\.csv is damaged"):
         run.read_accuracy()
+
+
+MEASURED = Probes(
+    classes={2: ([3, 0], [1, 0]), 1: ([3], [2])}, spectrum={1: [2.5, 0.1], 2: [1 / 3, 1e-20]}, confusion=[(0, 1, 2)]
+)
+NAMES = ["=1+1", 'a,\n"b"']
+
+
+def test_probes_round_trip(run: RunFolder) -> None:
+    assert (run.classes(), run.confusion(), run.spectrum()) == (None, None, None)
+    run.write_accuracy(np.full((2, 2), math.nan), np.full((2, 2), math.nan), [1, 1])
+    run.write_probes(MEASURED, NAMES)
+    assert (run.path / "classes.csv").read_text().splitlines() == [
+        "task,class,name,images,right",
+        "1,0,'=1+1,3,2",
+        "2,0,'=1+1,3,1",
+        '2,1,"a,\\n""b""",0,0',
+    ]
+    assert (run.path / "confusion.csv").read_text() == "true,predicted,count\n0,1,2\n"
+    rows, confusion, spectrum = run.classes(), run.confusion(), run.spectrum()
+    assert rows is not None
+    assert rows[0] == ClassCount(1, 0, "=1+1", 3, 2)
+    assert rows[0].accuracy == pytest.approx(200 / 3)
+    assert math.isnan(rows[2].accuracy)
+    assert confusion is not None
+    assert confusion.tolist() == [[0, 2], [0, 0]]
+    assert spectrum is not None
+    assert {task: values.tolist() for task, values in spectrum.items()} == MEASURED.spectrum
+
+
+def test_what_is_not_measured_has_no_file(run: RunFolder) -> None:
+    run.write_probes(MEASURED, NAMES)
+    run.write_probes(Probes(), NAMES)
+    assert list(run.path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("classes.csv", ""),
+        ("classes.csv", "task,class,images,right\n1,0,3,2\n"),
+        ("classes.csv", "task,class,name,images,right\n1,0,a,3,4\n"),
+        ("classes.csv", "task,class,name,images,right\n1,0,a,3\n"),
+        ("confusion.csv", "true,predicted,count\n0,2,1\n"),
+        ("confusion.csv", "true,predicted,count\n0,x,1\n"),
+        ("spectrum.csv", "task,index,value\n1,2,0.5\n"),
+        ("spectrum.csv", "task,index,value\n1,1,nan\n"),
+        ("spectrum.csv", "\udcff"),
+    ],
+)
+def test_damaged_probes_are_named(run: RunFolder, name: str, content: str) -> None:
+    run.write_accuracy(np.full((2, 2), math.nan), np.full((2, 2), math.nan), [1, 1])
+    (run.path / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+    read = {"classes.csv": run.classes, "confusion.csv": run.confusion, "spectrum.csv": run.spectrum}[name]
+    with pytest.raises(RunFolderError, match=f"{name} is damaged"):
+        read()
+
+
+def test_probes_that_were_changed_removed_or_added_are_noticed(run: RunFolder) -> None:
+    matrix = np.array([[90.0]])
+    run.write_accuracy(matrix, matrix, [1])
+    run.write_probes(Probes(classes={1: ([3], [2])}), NAMES)
+    summary = {**SUMMARY, "A_step": 90.0, "A_inc": 90.0}
+    run.write_summary(summary)
+    assert set(run.verified_summary()["files"]) == {"accuracy.csv", "metrics.jsonl", "classes.csv"}
+    file, added = run.path / "classes.csv", run.path / "spectrum.csv"
+    before = file.read_text()
+    file.write_text(before.replace("3,2", "3,3"))
+    with pytest.raises(RunFolderError, match=r"classes\.csv is damaged \(it was changed after the run ended\)"):
+        run.verified_summary()
+    file.unlink()
+    with pytest.raises(RunFolderError, match=r"classes\.csv is damaged"):
+        run.verified_summary()
+    file.write_text(before)
+    run.verified_summary()
+    added.write_text("task,index,value\n")
+    with pytest.raises(RunFolderError, match=r"spectrum\.csv is damaged \(it was added"):
+        run.verified_summary()
 
 
 def test_summary_marks_the_run_as_finished(run: RunFolder) -> None:

@@ -4,6 +4,9 @@
   settings.yaml   exactly what ran; `efcil run --config settings.yaml` runs it again
   metrics.jsonl   one line per epoch and per task
   accuracy.csv    accuracy on every task after every task, task-agnostic and task-aware
+  classes.csv     test images and right answers of every class after every task
+  confusion.csv   which classes were answered for which, after the last task
+  spectrum.csv    eigenvalues of the method's feature matrix after every task, if it keeps one
   summary.json    the results, and the code and environment that gave them; if it exists, the run has finished
   model/          a model folder: weights, state of the method, and how far the run is
   partial/        the checkpoint within the current task
@@ -22,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,7 +34,9 @@ from efcil import safe_json, safe_yaml
 from efcil.engine import checkpoint
 from efcil.environment import environment
 from efcil.errors import EfcilError, RunFolderError
+from efcil.evaluation import probes
 from efcil.evaluation.metrics import results
+from efcil.evaluation.probes import ClassCount, Perturbation, Probes
 from efcil.files import (
     is_regular,
     make_folder,
@@ -56,6 +61,9 @@ __all__ = ["RunFolder", "RunFolderError", "environment", "find_runs", "locate", 
 
 #: Most characters of a folder's name, and so of a run's.
 LONGEST_NAME = 255
+#: Most bytes of a table that are read: a confusion of several thousand classes.
+MOST_BYTES = 64 * 2**20
+Read = TypeVar("Read")
 REQUIRED = ("method", "label", "dataset", "scenario", "seed", "A_step", "A_inc")
 
 
@@ -67,6 +75,7 @@ class RunFolder:
         self.settings_file = self.path / "settings.yaml"
         self.metrics_file = self.path / "metrics.jsonl"
         self.accuracy_file = self.path / "accuracy.csv"
+        self.probe_files = {name: self.path / name for name in probes.COLUMNS}
         self.summary_file = self.path / "summary.json"
         self.model = self.path / "model"
         self.partial = self.path / "partial"
@@ -104,7 +113,8 @@ class RunFolder:
 
     def refuse_foreign(self) -> None:
         """Refuse links, pipes and devices in the place of our files and folders, before training."""
-        for file in (self.settings_file, self.metrics_file, self.accuracy_file, self.summary_file, self.log_file):
+        own = (self.settings_file, self.metrics_file, self.accuracy_file, self.summary_file, self.log_file)
+        for file in (*own, *self.probe_files.values()):
             refuse_foreign_file(file)
         for folder in (self.model, self.path / "partial"):
             refuse_foreign_folder(folder)
@@ -226,6 +236,46 @@ class RunFolder:
             raise _damaged(self.accuracy_file)
         return agnostic, aware, sizes
 
+    def write_probes(self, measured: Probes, names: Sequence[str]) -> None:
+        """Write what was measured of classes and directions; a file of which nothing was measured is removed."""
+        files = measured.files(names)
+        for name, file in self.probe_files.items():
+            if name in files:
+                write_own(file, files[name])
+            elif is_regular(file):
+                file.unlink()
+
+    def classes(self) -> list[ClassCount] | None:
+        """Return the test images and right answers of every class after every task, None if they were not recorded."""
+        return self._read_probe(probes.CLASSES, probes.read_classes)
+
+    def confusion(self) -> np.ndarray | None:
+        """Return how often each class (row) was answered with each (column) after the last task (C, C), or None."""
+        return self._read_probe(
+            probes.CONFUSION, lambda text: probes.read_confusion(text, sum(self.read_accuracy()[2]))
+        )
+
+    def spectrum(self) -> dict[int, np.ndarray] | None:
+        """Return the eigenvalues of the method's feature matrix, largest first, by task from 1; None if it has none."""
+        return self._read_probe(probes.SPECTRUM, probes.read_spectrum)
+
+    def write_perturbation(self, rows: Iterable[Perturbation]) -> None:
+        """Write perturbation.csv, which is made from a finished run and is not covered by its summary."""
+        write_own(self.path / probes.PERTURBATION, probes.perturbation_csv(rows))
+
+    def perturbation(self) -> list[Perturbation] | None:
+        """Return what noise in feature space did, None if that was not measured."""
+        return self._read_probe(probes.PERTURBATION, probes.read_perturbation)
+
+    def _read_probe(self, name: str, read: Callable[[str], Read]) -> Read | None:
+        file = self.path / name
+        try:
+            return read(read_regular(file, MOST_BYTES).decode())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise _damaged(file, str(error)) from None
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json, which marks the run as finished; numbers that are not finite become null.
 
@@ -234,7 +284,8 @@ class RunFolder:
         missing = [name for name in REQUIRED if name not in summary]
         if missing:
             raise RunFolderError(f"The summary of {self.path} lacks {', '.join(missing)}.")
-        files = {file.name: _file_digest(file) for file in (self.accuracy_file, self.metrics_file)}
+        written = [file for file in self.probe_files.values() if file.exists()]
+        files = {file.name: _file_digest(file) for file in (self.accuracy_file, self.metrics_file, *written)}
         content = _plain({**summary, "files": files})
         content["checksum"] = _checksum(content)
         write_own(self.summary_file, json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -273,11 +324,19 @@ class RunFolder:
         for name, value in found.items():
             if name in summary and not _same(summary[name], value):
                 raise _damaged(self.summary_file, f"its {name} is not what {self.accuracy_file.name} gives")
-        digests = summary.get("files")
-        for file in (self.accuracy_file, self.metrics_file):
-            if isinstance(digests, dict) and digests.get(file.name) != _file_digest(file):
-                raise _damaged(file, "it was changed after the run ended")
+        self._refuse_changed(summary.get("files"))
         return summary
+
+    def _refuse_changed(self, digests: Any) -> None:
+        """Raise an error if a file is not what it was when the run ended; earlier versions list fewer files."""
+        if not isinstance(digests, dict):
+            return
+        for file in (self.accuracy_file, self.metrics_file, *self.probe_files.values()):
+            optional = file.name in self.probe_files and file.name not in digests
+            if optional and file.exists():
+                raise _damaged(file, "it was added after the run ended")
+            if not optional and digests.get(file.name) != _file_digest(file):
+                raise _damaged(file, "it was changed after the run ended")
 
     def _metric_lines(self) -> list[str]:
         if not self.metrics_file.exists():

@@ -47,7 +47,8 @@ def test_accuracies_are_those_of_the_metrics(task: int, chunk: int, monkeypatch:
     seen = sum(sizes)
     images, scores = make(labels)
     oracle = Oracle(seen)
-    agnostic, aware = evaluate(oracle, images, scenario, task)
+    answers = evaluate(oracle, images, scenario, task)
+    agnostic, aware = answers.agnostic, answers.aware
     chosen = labels < seen
     values, truth = scores[chosen][:, :seen], labels[chosen]
     ends = np.cumsum(sizes)
@@ -56,6 +57,10 @@ def test_accuracies_are_those_of_the_metrics(task: int, chunk: int, monkeypatch:
         rows, right = values[of_task], truth[of_task]
         assert agnostic[number] == pytest.approx(100 * (rows.argmax(axis=1) == right).mean())
         assert aware[number] == pytest.approx(100 * (start + rows[:, start:end].argmax(axis=1) == right).mean())
+    expected = np.zeros((seen, seen), dtype=np.int64)
+    np.add.at(expected, (truth, values.argmax(axis=1)), 1)
+    np.testing.assert_array_equal(answers.confusion, expected)
+    assert answers.images == [9] * seen
     assert sum(oracle.lengths) == chosen.sum(), "images of classes to come are not looked at"
     assert max(oracle.lengths) <= chunk
 
@@ -63,7 +68,9 @@ def test_accuracies_are_those_of_the_metrics(task: int, chunk: int, monkeypatch:
 def test_a_task_without_test_images_has_no_accuracy() -> None:
     scenario = make_scenario("custom", 4, order=range(4), tasks=2)
     images, _ = make(np.array([2, 3, 3]))
-    agnostic, aware = evaluate(Oracle(4), images, scenario, 1)
+    answers = evaluate(Oracle(4), images, scenario, 1)
+    agnostic, aware = answers.agnostic, answers.aware
+    assert answers.images == [0, 0, 1, 2]
     assert math.isnan(agnostic[0])
     assert math.isnan(aware[0])
     assert 0 <= agnostic[1] <= aware[1] <= 100

@@ -70,7 +70,7 @@ class Outcome:
     files: set[str]
     facts: dict[str, Any]
     metrics: list[dict[str, Any]]
-    accuracy: str
+    tables: dict[str, bytes]
     summary: dict[str, Any]
     settings: str
     tensors: dict[str, torch.Tensor]
@@ -83,7 +83,7 @@ class Outcome:
             files={str(file.relative_to(output)) for file in output.rglob("*") if file.is_file()},
             facts=without_times(model.facts),
             metrics=[without_times(line) for line in run.read_metrics()],
-            accuracy=run.accuracy_file.read_text(),
+            tables={file.name: file.read_bytes() for file in run.path.glob("*.csv")},
             summary=without_times(run.read_summary()),
             settings=run.settings_file.read_text(),
             tensors=model.tensors,
@@ -95,7 +95,7 @@ class Outcome:
         assert self.metrics == other.metrics
         # The names of tensor files are digests of their content, those of first tasks and models alike.
         assert self.files == other.files
-        for part in ("facts", "accuracy", "summary", "settings"):
+        for part in ("facts", "tables", "summary", "settings"):
             assert getattr(self, part) == getattr(other, part), part
 
 

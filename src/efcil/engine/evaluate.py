@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.data.augment import Normalisation
 from efcil.data.deferred import DeferredImages
@@ -19,6 +20,25 @@ from efcil.methods.base import Method
 
 LARGEST_CHUNK = 2048
 CHUNK_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What an evaluation found: accuracies (percent) on the tasks so far, and how often which class was answered.
+
+    `agnostic` is among all seen classes, `aware` among those of the true task. `confusion` (C, C) counts images, its
+    rows are true classes and its columns answers among all seen classes; `images` (C) are the test images of each.
+    """
+
+    agnostic: list[float]
+    aware: list[float]
+    confusion: np.ndarray
+
+    @property
+    def images(self) -> list[int]:
+        """Number of test images of every class seen."""
+        counts: list[int] = self.confusion.sum(axis=1).tolist()
+        return counts
 
 
 class TestImages:
@@ -86,28 +106,34 @@ def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
 @torch.no_grad()
 def evaluate(
     method: Method, images: TestImages, scenario: Scenario, task: int, classifier: str = classifiers.OWN
-) -> tuple[list[float], list[float]]:
-    """Return the accuracies (percent) on the tasks 0..task: among all seen classes, and among those of the true task.
+) -> Answers:
+    """Test a method on the images of the tasks 0..task, in one pass.
 
-    A task without test images has NaN. Correct answers are counted on the device and copied to the host once.
+    A task without test images has NaN. Answers are counted on the device, and only the counts are copied to the host.
     """
     answer = scorer(method, classifier)
     sizes = scenario.task_sizes[: task + 1]
+    seen = sum(sizes)
     device = images.labels.device
     task_of_class = torch.repeat_interleave(torch.tensor(sizes)).to(device)
-    count = images.count(sum(sizes))
-    correct = torch.zeros(2, count, dtype=torch.int64, device=device)
+    count = images.count(seen)
+    predicted = torch.zeros(2, count, dtype=torch.int64, device=device)
     step = images.chunk_size()
-    for start in range(0, count, step):
-        stop = min(start + step, count)
-        scores = answer(images.chunk(start, stop))[: stop - start]
-        labels = images.labels[start:stop]
-        elsewhere = task_of_class[labels][:, None] != task_of_class[None, :]
-        correct[0, start:stop] = scores.argmax(dim=1) == labels
-        correct[1, start:stop] = scores.masked_fill(elsewhere, -torch.inf).argmax(dim=1) == labels
-    ends = [images.count(int(end)) for end in np.cumsum(sizes)]
-    starts = [0, *ends[:-1]]
-    hits = torch.stack([correct[:, a:b].sum(dim=1) for a, b in zip(starts, ends, strict=True)], dim=1).cpu()
-    totals = [b - a for a, b in zip(starts, ends, strict=True)]
-    agnostic, aware = accuracy_rows(hits.numpy(), totals).tolist()
-    return agnostic, aware
+    with doing("testing images", count) as work:
+        for start in range(0, count, step):
+            work.done = start
+            stop = min(start + step, count)
+            scores = answer(images.chunk(start, stop))[: stop - start]
+            labels = images.labels[start:stop]
+            elsewhere = task_of_class[labels][:, None] != task_of_class[None, :]
+            predicted[0, start:stop] = scores.argmax(dim=1)
+            predicted[1, start:stop] = scores.masked_fill(elsewhere, -torch.inf).argmax(dim=1)
+    labels = images.labels[:count]
+    confusion = torch.bincount(labels * seen + predicted[0], minlength=seen * seen)
+    aware = torch.bincount(torch.where(predicted[1] == labels, labels, seen), minlength=seen + 1)[:seen]
+    counts = torch.cat([confusion, aware]).cpu().numpy()
+    table = counts[: seen * seen].reshape(seen, seen)
+    starts = np.cumsum([0, *sizes[:-1]])
+    hits = np.add.reduceat(np.stack([table.diagonal(), counts[seen * seen :]]), starts, axis=1)
+    agnostic_row, aware_row = accuracy_rows(hits, np.add.reduceat(table.sum(axis=1), starts)).tolist()
+    return Answers(agnostic_row, aware_row, table)

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch
 
+from efcil.activity import doing
 from efcil.data.images import Dataset
 from efcil.data.sources import load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
-from efcil.errors import EfcilError, GridError, TrainingError
+from efcil.engine.progress import Waiting
+from efcil.errors import EfcilError, GridError, SettingsError, TrainingError
 from efcil.experiment import shared_tasks
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
@@ -26,6 +28,7 @@ from efcil.presets import load_preset
 from efcil.resolution import source_options
 from efcil.runfolder import locate
 from efcil.settings import Settings
+from efcil.watching import planned
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,10 @@ class DataShelf:
         key = (settings.dataset, settings.data, options)
         if self._loaded is None or key != self._key:
             self._loaded = None  # free the old images before the new ones are loaded
-            dataset = load_dataset(settings.dataset, None if settings.data is None else Path(settings.data), options)
-            self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
+            place = None if settings.data is None else Path(settings.data)
+            with doing(f"loading the images of {settings.dataset}"):
+                dataset = load_dataset(settings.dataset, place, options)
+                self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
         return self._loaded
 
 
@@ -61,13 +66,15 @@ def run_grid(
     quiet: bool = False,
     checkpoint_steps: int | None = None,
     debug: bool = False,
+    log: Sequence[str] = (),
 ) -> list[Path]:
     """Train every run and return their folders, in order.
 
     With `jobs_per_gpu`, that many train at a time on every visible GPU (or on the one that the settings name), each in
     its own process. Without it, they train one after the other. Finished runs are skipped and unfinished ones resumed.
     If a run fails, the others still run, and its error is raised at the end (a `GridError` if the grid has several
-    runs; `debug` prints their tracebacks when they fail). An interruption stops everything.
+    runs; `debug` prints their tracebacks when they fail). An interruption stops everything. `log` names trackers
+    (tensorboard, wandb, mlflow) that every run is logged to.
     """
     output = Path(output)
 
@@ -79,24 +86,41 @@ def run_grid(
     for each in settings:
         source_digest(each.method)  # now: the files may be edited while earlier runs train
     # Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
-    failures: dict[int, str] = {}
-    if jobs_per_gpu is not None and _all_on_gpu(settings, say):
-        _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
-    else:
-        _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug)
+    failures: dict[int, Failure] = {}
     paths = [locate(output, each).path for each in settings]
+    with Waiting(say), planned(output, paths):
+        if jobs_per_gpu is not None and _all_on_gpu(settings, say):
+            _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug, log)
+        else:
+            _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug, log)
     if failures:
+        mistake = all(failure.mistake for failure in failures.values())
         if len(settings) == 1:
-            raise TrainingError(failures[0])
-        raise GridError(_what_failed(failures, paths), paths)
+            raise (SettingsError if mistake else TrainingError)(failures[0].reason)
+        raise GridError(_what_failed(failures, paths), paths, mistake)
     return paths
 
 
-def _what_failed(failures: dict[int, str], paths: Sequence[Path]) -> str:
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed, and whether that is a mistake in its settings or data."""
+
+    reason: str
+    mistake: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Return why: an error of ours in its own words, another one with its kind."""
+        ours = isinstance(error, EfcilError)
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
+        return cls(reason, ours and not isinstance(error, TrainingError))
+
+
+def _what_failed(failures: dict[int, Failure], paths: Sequence[Path]) -> str:
     """Return one text for all failures, each reason once."""
     by_reason: dict[str, list[str]] = {}
-    for number, reason in sorted(failures.items()):
-        by_reason.setdefault(reason, []).append(str(paths[number]))
+    for number in sorted(failures):
+        by_reason.setdefault(failures[number].reason, []).append(str(paths[number]))
     if len(failures) == len(paths) and len(by_reason) == 1:
         return f"{next(iter(by_reason))} (None of the {len(paths)} runs was possible.)"
     reasons = " ".join(f"{', '.join(places)}: {reason}" for reason, places in by_reason.items())
@@ -108,9 +132,10 @@ def _run_in_turn(
     output: Path,
     quiet: bool,
     checkpoint_steps: int | None,
-    failures: dict[int, str],
+    failures: dict[int, Failure],
     say: Callable[[str], None],
     debug: bool,
+    log: Sequence[str],
 ) -> None:
     shelf = DataShelf()
     stop = StopRequest()
@@ -121,7 +146,8 @@ def _run_in_turn(
             if stop.requested:  # requested while the previous run was finishing
                 place = locate(output, each).path
                 raise Interrupted(f"Stopped before {place}. Run the same command again to resume.")
-            wake(choose_device(each.device))
+            with doing("starting the device"):
+                wake(choose_device(each.device))
             data = shelf.get(each)
             run_one(
                 each,
@@ -131,11 +157,12 @@ def _run_in_turn(
                 stop=stop,
                 checkpoint_steps=checkpoint_steps,
                 fingerprint=data.fingerprint,
+                log=log,
             )
         except Exception as error:
             if len(settings) == 1:
                 raise
-            failures[number] = _told(error, locate(output, each).path, say, debug)
+            _tell(failures, number, error, locate(output, each).path, say, debug)
         if number in failures:
             _free_memory()
 
@@ -145,9 +172,10 @@ def _run_beside_each_other(
     output: Path,
     slots: int,
     checkpoint_steps: int | None,
-    failures: dict[int, str],
+    failures: dict[int, Failure],
     say: Callable[[str], None],
     debug: bool,
+    log: Sequence[str],
 ) -> None:
     """Train every unfinished run in its own process, `slots` at a time."""
     shelf = DataShelf()
@@ -160,9 +188,9 @@ def _run_beside_each_other(
         except Exception as error:
             if len(settings) == 1:
                 raise
-            failures[number] = _told(error, locate(output, each).path, say, debug)
-    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug)
-    failures.update((number, _reason(error)) for number, error in failed.items())
+            _tell(failures, number, error, locate(output, each).path, say, debug)
+    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug, log)
+    failures.update((number, Failure.of(error)) for number, error in failed.items())
 
 
 def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job:
@@ -201,12 +229,16 @@ def _choice(settings: Sequence[Settings]) -> list[str]:
     return gpus if len(gpus) > 1 else []
 
 
-def _told(error: Exception, place: Path, say: Callable[[str], None], debug: bool) -> str:
-    """Report a failed run while others follow; return the reason."""
+def _tell(
+    failures: dict[int, Failure], number: int, error: Exception, place: Path, say: Callable[[str], None], debug: bool
+) -> None:
+    """Note that a run failed, and say so while others follow: a reason in full when it occurs first."""
     if debug:
         traceback.print_exception(error)
-    say(f"{place}: failed. {_reason(error)}")
-    return _reason(error)
+    failure = Failure.of(error)
+    known = failure in failures.values()
+    failures[number] = failure
+    say(f"{place}: failed{', for the same reason.' if known else f'. {failure.reason}'}")
 
 
 def _free_memory() -> None:
@@ -215,7 +247,3 @@ def _free_memory() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):  # a GPU in an error state: the next run that uses it reports the error
             torch.cuda.empty_cache()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, EfcilError) else f"{type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from efcil.engine import checkpoint, hardware
 from efcil.engine.background import Background
 from efcil.engine.checkpoint import CheckpointError
 from efcil.environment import code
+from efcil.evaluation.probes import Probes
 from efcil.experiment.plan import Plan
 from efcil.files import refuse_full
 from efcil.methods.base import Method, Task
@@ -39,6 +41,8 @@ class RunState:
     commits: list[str] = field(default_factory=list)
     #: How every task was computed, one list of ways per task; empty where a task is not measured.
     made_with: list[list[dict[str, Any]]] = field(default_factory=list)
+    #: What was measured besides the accuracies; recorded in metrics.jsonl.
+    probes: Probes = field(default_factory=Probes)
     #: Of how many tasks metrics.jsonl may have lost lines, or have others than were written.
     metrics_lost: int = 0
 
@@ -85,11 +89,12 @@ def save(plan: Plan, state: RunState, clock: hardware.Clock, saving: Background)
     _refuse_full(plan, state)
     tensors = checkpoint.taken(state.method.state_dict())
     card = replace(state.card, continues=plan.folder.model_digest(), experiment=_facts(plan, state, clock))
-    agnostic, aware = state.agnostic.copy(), state.aware.copy()
+    agnostic, aware, probes = state.agnostic.copy(), state.aware.copy(), copy.deepcopy(state.probes)
 
     def write() -> None:
         model_folder.write(plan.folder.model, card, tensors)
         plan.folder.write_accuracy(agnostic, aware, plan.scenario.task_sizes)
+        plan.folder.write_probes(probes, plan.class_names)
         checkpoint.remove(plan.folder.partial)
 
     saving.start(write)
@@ -152,6 +157,9 @@ def restore(plan: Plan, clock: hardware.Clock, say: Callable[[str], None]) -> Ru
     if folder.metrics_digest() != facts["metrics"]:
         state.metrics_lost = state.completed
         say(f"{folder.metrics_file} has lost or changed lines of the first {state.completed} tasks since they ended.")
+    # Of tasks whose lines may not be what was measured, nothing is said.
+    state.probes = Probes.of_lines(line for line in folder.read_metrics() if line["task"] > state.metrics_lost)
+    folder.write_probes(state.probes, plan.class_names)
     return state
 
 

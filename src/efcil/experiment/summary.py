@@ -15,7 +15,7 @@ from efcil import methods
 from efcil.engine import hardware
 from efcil.environment import code, environment
 from efcil.evaluation.metrics import results
-from efcil.methods.base import Method
+from efcil.methods.storage import account
 from efcil.resolution import label
 from efcil.runfolder import RunFolder
 from efcil.settings import Settings
@@ -82,13 +82,13 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
         "class_seed": settings.effective_class_seed,
         "task_sizes": scenario.task_sizes,
         "class_order": scenario.order,
-        "class_names": [plan.dataset.class_names[original] for original in scenario.order],
+        "class_names": plan.class_names,
         "seconds": seconds,
         "first_task": state.first_task,
         "network": plan.resolved.network,
         "pretrained": None if plan.backbone.weights is None else plan.backbone.weights.facts(),
         "parameters": sum(parameter.numel() for parameter in state.method.network.parameters()),
-        "stored": _stored(state.method),
+        "stored": account(state.method),
         "execution": hardware.describe(plan.execution, settings.deterministic) | hardware.threads(plan.execution),
         "made_with": state.made_with,
         "metrics_lost": state.metrics_lost > 0,
@@ -112,13 +112,3 @@ def _classifiers(plan: Plan, lost: int) -> dict[str, Any]:
         values = [math.nan if step is None else step for step in steps]
         found[name] = {"A_step": values[-1], "A_inc": sum(values) / len(values)}
     return {"classifiers": found} if found else {}
-
-
-def _stored(method: Method) -> dict[str, Any]:
-    """Return how many numbers and bytes the method stores besides the network: in total, and by name."""
-    by_name = {
-        name: {"numbers": tensor.numel(), "bytes": tensor.numel() * tensor.element_size()}
-        for name, tensor in method.stored().items()
-    }
-    total = {unit: sum(entry[unit] for entry in by_name.values()) for unit in ("numbers", "bytes")}
-    return {**total, "by_name": by_name}

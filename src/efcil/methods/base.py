@@ -346,6 +346,13 @@ class Method(Keeping):
         memory = getattr(self, "memory", None)
         return None if memory is None else memory.statistics()
 
+    def importance_matrix(self) -> Tensor | None:
+        """Return the matrix (n, n) of how much each direction of feature space matters, if the method keeps one.
+
+        It is symmetric, and about the features of `self.network`. A run records its eigenvalues after every task.
+        """
+        return None
+
     def stored(self) -> dict[str, Tensor]:
         """Return what the method stores besides the network itself."""
         return {name: value for name, value in self.state_dict().items() if not name.startswith("network.")}

@@ -201,6 +201,10 @@ class ElasticFeatureConsolidation(Method):
 
     # -- statistics --------------------------------------------------------------------------------------------
 
+    def importance_matrix(self) -> Tensor:
+        """The empirical feature matrix."""
+        return self.feature_matrix
+
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means along the drift, then compute the new feature matrix, means and covariances."""
         if task.index > 0 and self.settings.prototype_update != "none":

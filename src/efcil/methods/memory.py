@@ -140,6 +140,15 @@ class ClassMemory(Keeping):
             return ClassStatistics(self.means, self.moments - self.means[:, :, None] * self.means[:, None])
         return ClassStatistics(self.means, self.covariances, self.covariance_of if self.has_table else None)
 
+    def spread(self) -> Tensor:
+        """Return what is kept of covariances, in the form that it is kept in; not if there are none."""
+        return self.moments if self.form == MOMENTS else self.compact if self.form in IN_SHORT else self.covariances
+
+    def components(self) -> list[int] | None:
+        """Return how many components the low-rank covariance of every class has, None in another form."""
+        counts: list[int] | None = ranks(self.compact).tolist() if self.form == "low-rank" else None
+        return counts
+
     def sampler(self, jitter: float) -> Sampler:
         """Return a sampler of features of the classes; `jitter` is added to every variance."""
         covariances, factor_of = self.statistics().spread()

@@ -110,6 +110,10 @@ class SemanticDriftCompensation(Method):
         """As the base has it."""
         return self.base.loss(batch)
 
+    def importance_matrix(self) -> Tensor | None:
+        """As the base has it."""
+        return self.base.importance_matrix()
+
     def restored(self) -> None:
         """Let the base rebuild what it derives."""
         self.base.restored()
