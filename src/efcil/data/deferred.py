@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from efcil.activity import doing
 from efcil.data.decode import Bound, Encoded, Fit, decode_into
 
 #: Whole images decoded together before they are handed on, so that few of them are in memory twice.
@@ -122,14 +123,18 @@ class DeferredImages:
 
     def views(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the test views in pieces: the places of some of them, and their pixels (count x size x size x 3)."""
-        for places, encoded in self.supply.read(self.rows):
-            piece = np.empty((len(places), *self.shape[1:]), np.uint8)
-            decode_into(piece, encoded, self.shapes.view, self.workers)
-            yield places, piece
+        with doing("images", len(self)) as work:
+            for places, encoded in self.supply.read(self.rows):
+                piece = np.empty((len(places), *self.shape[1:]), np.uint8)
+                decode_into(piece, encoded, self.shapes.view, self.workers)
+                work.done += len(places)
+                yield places, piece
 
     def whole(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """Yield the whole images in pieces: the places of some of them, and their pixels (height x width x 3 each)."""
-        for places, encoded in self.supply.read(self.rows):
-            pixels = [np.empty(0, np.uint8)] * len(places)
-            decode_into(pixels, encoded, Bound(self.shapes.stored_side), self.workers)
-            yield places, pixels
+        with doing("images", len(self)) as work:
+            for places, encoded in self.supply.read(self.rows):
+                pixels = [np.empty(0, np.uint8)] * len(places)
+                decode_into(pixels, encoded, Bound(self.shapes.stored_side), self.workers)
+                work.done += len(places)
+                yield places, pixels

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from efcil import seeds
+from efcil.activity import doing
 from efcil.compiled import compiled
 from efcil.data.augment import Augmentation, Normalisation, ResizedCrop
 from efcil.data.deferred import DeferredImages, Shapes
@@ -171,11 +172,13 @@ class WholeTaskImages(TaskImages):
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of the test views of all images in stored order."""
         step = self.chunk_size()
-        for start in range(0, len(self), step):
-            rows = torch.arange(start, min(start + step, len(self)), device=self.device)
-            windows = self.images.test_windows(rows)
-            found = resampled(self.images, rows, windows, None, self.normalisation, self.dtype)
-            yield found, self.labels[rows]
+        with doing("images", len(self)) as work:
+            for start in range(0, len(self), step):
+                rows = torch.arange(start, min(start + step, len(self)), device=self.device)
+                windows = self.images.test_windows(rows)
+                found = resampled(self.images, rows, windows, None, self.normalisation, self.dtype)
+                work.done += len(rows)
+                yield found, self.labels[rows]
 
 
 def task_images(
