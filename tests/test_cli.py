@@ -256,7 +256,7 @@ class TestOthers:
         assert "prototype_update = efm  (one of efm, none, linear, linear-residual)" in described
         assert "With the preset" not in described
         assert main(["methods", "fetril"]) == 0
-        assert "With the preset of cifar100, imagenet" in capsys.readouterr().out
+        assert "With the preset of cifar10, cifar100, domainnet, imagenet" in capsys.readouterr().out
         assert main(["methods", "efk"]) == 2
 
     def test_data(self, capsys: pytest.CaptureFixture[str]) -> None:

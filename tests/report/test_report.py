@@ -339,7 +339,7 @@ class TestPaper:
             "CIFAR-100": "cifar100",
             "Tiny-ImageNet": "tiny-imagenet",
             "ImageNet-Subset": "imagenet-subset",
-            "ImageNet-1K": "imagenet",
+            "ImageNet-1K": "imagenet-1k",
         }
         expected = []
         with open(SHARED, newline="") as file:

@@ -59,7 +59,7 @@ def test_numbers_of_a_study_are_those_of_its_table() -> None:
 
 def test_the_order_of_imagenet_is_not_part_of_what_the_paper_calls_it() -> None:
     (cell,) = studies.load("imagenet-1k").cells(None, ["cs10"], ["efc"])
-    assert (cell.label, cell.plain) == ("efc+class_order=efc-imagenet", "efc")
+    assert (cell.label, cell.plain) == ("efc", "efc")
     value = cell.published("A_step")
     assert value is not None
     assert value.mean == 42.62
@@ -127,7 +127,7 @@ def test_a_file_that_is_no_study(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        (("imagenet", None, None), "dataset of the study table1"),
+        (("imagenet-1k", None, None), "dataset of the study table1"),
         ((None, "cs5", None), "scenario of the study table1"),
         ((None, None, "efc++"), "method of the study table1"),
     ],

@@ -228,7 +228,7 @@ def _validated(settings: Sequence[Settings]) -> list[Settings]:
 
     known = sources()
     for each in settings:
-        if each.dataset not in known:
+        if each.dataset.partition(":")[0] not in known:
             raise SettingsError(
                 f"efcil has no source that reads the files of {each.dataset}: its runs are planned, but cannot be "
                 f"trained here. With a source of that name they can. There are sources for {', '.join(known)}."

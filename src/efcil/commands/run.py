@@ -21,7 +21,7 @@ from efcil.commands.parser import (
     varied,
 )
 from efcil.errors import GridError, Mistakes, SettingsError, unknown
-from efcil.resolution import expand, read_config, validate
+from efcil.resolution import chosen_class_order, expand, read_config, validate
 from efcil.resolution.config import VARY_KEY, is_record
 from efcil.resolution.identity import class_order_identity
 from efcil.resolution.unused import refuse_unused, without_unused
@@ -163,6 +163,8 @@ def _described(arguments: argparse.Namespace, found: Mistakes) -> dict[str, Any]
     values[VARY_KEY] = {**_without(several_in_file, overrides), **several}
     if values.get("data") is not None:
         values["data"] = _data_path(values)
+    if values.get("class_list") is not None:
+        values["class_list"] = _class_orders(values["class_list"])
     if "class_order" in values:
         values["class_order"] = _class_orders(values["class_order"])
     return values
@@ -188,9 +190,10 @@ def _distinct(runs: Sequence[Settings]) -> list[Settings]:
     distinct: dict[Path, Settings] = {}
     for run in runs:
         other = distinct.setdefault(locate(Path(), run).path, run)
-        if class_order_identity(other.class_order) != class_order_identity(run.class_order):
+        orders = [chosen_class_order(each) for each in (other, run)]
+        if class_order_identity(orders[0]) != class_order_identity(orders[1]):
             raise SettingsError(
-                f"The class orders {other.class_order} and {run.class_order} would share one folder, which is named "
+                f"The class orders {orders[0]} and {orders[1]} would share one folder, which is named "
                 "after the file alone. Give the files different names."
             )
     return list(distinct.values())
@@ -245,10 +248,10 @@ def _known_to_none(grid: Sequence[Settings], found: Mistakes) -> list[str]:
 
 def _with_seeds_of_use(runs: Sequence[Settings], typed: bool) -> list[Settings]:
     """Return the runs without the seed of the class order (`typed` in the command) if that order needs none."""
-    shuffled = [run.class_order == "efc" for run in runs]
+    shuffled = [chosen_class_order(run) == "efc" for run in runs]
     if typed and not any(shuffled):
         raise SettingsError(
-            f"Setting 'class_seed' has no effect: the class order {runs[0].class_order} is always the same. "
+            f"Setting 'class_seed' has no effect: the class order {chosen_class_order(runs[0])} is always the same. "
             "Leave it out, or use the class order efc."
         )
     kept = zip(runs, shuffled, strict=True)
@@ -256,7 +259,7 @@ def _with_seeds_of_use(runs: Sequence[Settings], typed: bool) -> list[Settings]:
 
 
 def _class_orders(named: Any) -> Any:
-    """Return class orders with the files among them absolute, so that settings.yaml works from any folder."""
+    """Return class orders or lists with the files among them absolute: settings.yaml works from any folder."""
     if isinstance(named, list):
         return [_class_orders(each) for each in named]
     if not isinstance(named, str) or named in NAMED_CLASS_ORDERS or not Path(named).expanduser().is_file():

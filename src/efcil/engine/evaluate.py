@@ -12,6 +12,7 @@ from torch import Tensor
 from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.data.augment import Normalisation
+from efcil.data.deferred import DeferredImages
 from efcil.data.scenario import Scenario
 from efcil.data.store import resident
 from efcil.evaluation.metrics import accuracy_rows
@@ -47,7 +48,7 @@ class TestImages:
 
     def __init__(
         self,
-        images: np.ndarray,
+        images: np.ndarray | DeferredImages,
         labels: np.ndarray,
         *,
         normalisation: Normalisation,

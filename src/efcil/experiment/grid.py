@@ -25,6 +25,7 @@ from efcil.experiment.summary import skip_message, source_digest
 from efcil.experiment.workers import Job, run_jobs
 from efcil.output import lines
 from efcil.presets import load_preset
+from efcil.resolution import source_options
 from efcil.runfolder import locate
 from efcil.settings import Settings
 from efcil.watching import planned
@@ -48,21 +49,21 @@ class DataShelf:
 
     def get(self, settings: Settings) -> LoadedData:
         """Return the images that a run is trained on. What could not be loaded once is not tried again."""
-        key = (settings.dataset, settings.data, settings.held_out, settings.image_size)
+        options = source_options(settings)
+        key = (settings.dataset, settings.data, options)
         if key in self._refused:
             raise self._refused[key]
         if self._loaded is None or key != self._key:
             self._loaded = None  # free the old images before the new ones are loaded
             try:
-                self._loaded = self._load(settings)
+                self._loaded = self._load(settings, options)
             except EfcilError as error:
                 self._refused[key] = error
                 raise
             self._key = key
         return self._loaded
 
-    def _load(self, settings: Settings) -> LoadedData:
-        options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
+    def _load(self, settings: Settings, options: SourceOptions) -> LoadedData:
         place = None if settings.data is None else Path(settings.data)
         with doing(f"loading the images of {settings.dataset}"):
             dataset = load_dataset(settings.dataset, place, options)

@@ -15,6 +15,7 @@ from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import Dataset
 from efcil.data.scenario import Scenario, class_order, make_scenario
 from efcil.data.store import TaskImages
+from efcil.data.whole import task_images
 from efcil.engine import hardware
 from efcil.engine.evaluate import TestImages
 from efcil.engine.lifecycle import Blueprint
@@ -26,7 +27,7 @@ from efcil.methods.base import Task, Traits
 from efcil.model.card import made_with
 from efcil.network import backbones
 from efcil.network.backbones import Backbone
-from efcil.resolution import Resolved, identity, resolve
+from efcil.resolution import Resolved, chosen_class_order, identity, resolve
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Recipe, Settings
 
@@ -36,7 +37,7 @@ _MEGABYTE = 1 << 20
 def make_run_scenario(settings: Settings, dataset: Dataset) -> Scenario:
     """Return the class order and the tasks that the settings ask for."""
     classes = dataset.number_of_classes
-    order = class_order(settings.class_order, classes, settings.effective_class_seed, dataset.class_names)
+    order = class_order(chosen_class_order(settings), classes, settings.effective_class_seed, dataset.class_names)
     return make_scenario(
         settings.scenario,
         classes,
@@ -202,7 +203,7 @@ class Plan:
         if len(chosen) == 0:
             raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
         assert self.resolved.augmentation is not None
-        return TaskImages(
+        return task_images(
             self.dataset.train.images,
             self.labels,
             augmentation=make_augmentation(self.resolved.augmentation),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from efcil.errors import EfcilError, Mistakes, SettingsError, unknown
+from efcil.resolution.data import source_options
 from efcil.resolution.resolve import Resolved, resolve, typed_overrides
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
 from efcil.settings.training import TrainingSettings
@@ -19,23 +20,22 @@ def validate(settings: Settings) -> Settings:
     """Check every name in the settings of a run; return them with the overrides converted to their types."""
     from efcil import methods
     from efcil.data.scenario import SCENARIOS
-    from efcil.data.sources import SourceOptions, sources
+    from efcil.data.sources import find_source
 
     found = Mistakes()
+    source = None
     with found.caught():
-        if settings.dataset not in sources():
-            raise unknown("dataset", settings.dataset, sources())
-        data = None if settings.data is None else Path(settings.data).expanduser()
-        options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
-        sources()[settings.dataset].check(data, options)
+        source = find_source(settings.dataset)
+        source.check(None if settings.data is None else Path(settings.data).expanduser(), source_options(settings))
     with found.caught():
         if settings.scenario not in SCENARIOS:
             raise unknown("scenario", settings.scenario, SCENARIOS)
     with found.caught():
-        if settings.class_order not in NAMED_CLASS_ORDERS and not Path(settings.class_order).expanduser().is_file():
-            problem = unknown("class order", settings.class_order, NAMED_CLASS_ORDERS)
+        order = settings.class_order
+        if order is not None and order not in NAMED_CLASS_ORDERS and not Path(order).expanduser().is_file():
+            problem = unknown("class order", order, NAMED_CLASS_ORDERS)
             raise SettingsError(f"{problem} It is not a file either.")
-    if settings.dataset not in sources():
+    if source is None:
         with found.caught():
             methods.get(settings.method)
         found.refuse()  # without a dataset there are no defaults to complete the rest with

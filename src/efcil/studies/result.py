@@ -9,6 +9,7 @@ from pathlib import Path
 from efcil.errors import EfcilError, SettingsError
 from efcil.files import write_atomically
 from efcil.report import write_figure
+from efcil.resolution import source_options
 from efcil.runfolder import locate
 from efcil.studies import sheet
 from efcil.studies.estimate import title
@@ -72,7 +73,7 @@ def perturb_runs(
 ) -> EfcilError | None:
     """Perturb the features of finished runs of which that is not known; return the first error, None without one."""
     from efcil.data.images import Dataset
-    from efcil.data.sources import SourceOptions, load_dataset
+    from efcil.data.sources import load_dataset
     from efcil.experiment.perturbation import perturb
 
     images: dict[str, Dataset] = {}
@@ -83,9 +84,8 @@ def perturb_runs(
             continue
         try:
             if cell.dataset not in images:
-                options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
                 data = None if settings.data is None else Path(settings.data)
-                images[cell.dataset] = load_dataset(cell.dataset, data, options)
+                images[cell.dataset] = load_dataset(cell.dataset, data, source_options(settings))
             say(f"{run.path}: noise in its features")
             perturb(run, images[cell.dataset], device=settings.device)
         except EfcilError as error:
