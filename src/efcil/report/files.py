@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from efcil.errors import SettingsError, printable, unknown
+from efcil.errors import SettingsError, printable, shortened, unknown
 from efcil.report.figure import (
     COLOURS,
     SHAPES,
@@ -217,7 +217,7 @@ def _heat_map(figure: HeatMap, canvas: Any, axes: Any) -> None:
     rows, columns = values.shape
     for axis, labels in ((axes.xaxis, figure.column_labels), (axes.yaxis, figure.row_labels)):
         step = math.ceil(len(labels) / 20) if labels else 1
-        axis.set_ticks(range(0, len(labels), step), [printable(name) for name in labels[::step]])
+        axis.set_ticks(range(0, len(labels), step), [shortened(printable(name), 28) for name in labels[::step]])
     if max(len(name) for name in figure.column_labels) > 3:
         axes.tick_params(axis="x", labelrotation=90)
     axes.set_xlabel(printable(figure.column_title))

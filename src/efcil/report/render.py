@@ -61,7 +61,8 @@ def _text_group(group: Group, metrics: Sequence[str], width: int) -> str:
     told_apart = [["method", *group.settings], *([row.method or row.label, *group.values(row)] for row in group.rows)]
     names = _side_by_side(told_apart)
     if len(names[0]) + sum(2 + max(map(len, column)) for column in zip(heading, *body, strict=True)) > width:
-        names = ["method", *(group.name(row) for row in group.rows)]  # too many columns for this screen
+        # Too many columns for this screen: what they would say is the name of the row.
+        names = ["method", *(group.whole_name(row) for row in group.rows)]
     title = group.title + (f" (all rows: {', '.join(group.shared)})" if group.shared else "")
     title = textwrap.fill(printable(title), width, subsequent_indent="  ", break_long_words=False)
     return _text_table(title, names, heading, body, width)
