@@ -310,7 +310,7 @@ def test_a_wide_table_is_cut_after_its_names() -> None:
 def test_special_characters_stay_text() -> None:
     assert "| s | &lt;b> & \\| | 1 |" in sheet.markdown(TABLE)
     text = sheet.latex(TABLE)
-    assert r"s & \textless{}b\textgreater{} \& | & 1 & 2" in text
+    assert r"s & \textless{}b\textgreater{} \& \textbar{} & 1 & 2" in text
     assert r"\caption{A\_title: 100 \%. n\_1.}" in text
     formula = replace(TABLE, rows=(("s", "=1+1", "1", "2", "3", "4"),))
     assert "'=1+1" in sheet.comma_separated(formula)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_log, counted, positive, trackers
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_jobs_per_gpu, add_log, counted, trackers
 from efcil.errors import EfcilError, GridError, Mistakes, SettingsError
 
 if TYPE_CHECKING:
@@ -59,12 +59,7 @@ def add_parser(subparsers: Any) -> None:
         type=Path,
         help="folder of results files (CSV): what they hold is not run again, and is part of the result",
     )
-    work.add_argument(
-        "--jobs-per-gpu",
-        metavar="N",
-        type=positive("--jobs-per-gpu"),
-        help="train this many runs at a time on every GPU (default: one run after the other, on one GPU)",
-    )
+    add_jobs_per_gpu(work)
     add_checkpoint_steps(work)
     add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the result")
