@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from efcil import ranks
 from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, positive, varied
 from efcil.errors import EfcilError, GridError, SettingsError
 from efcil.resolution import expand, read_config, validate
@@ -70,6 +71,11 @@ def add_parser(subparsers: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Check every run of the grid, train them, and print the table."""
     settings = plan(arguments)
+    with ranks.joined():
+        return _train(arguments, settings)
+
+
+def _train(arguments: argparse.Namespace, settings: list[Settings]) -> int:
     # Imported last: training needs torch, and without it mistakes are reported faster.
     from efcil.experiment import run_grid
     from efcil.report import render, table
@@ -87,6 +93,8 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     except GridError as error:  # the table still shows the runs that finished
         failure, paths = error, error.paths
+    if not ranks.first():  # that one reads the results, and says what failed
+        return 0
     runs = [RunFolder(path) for path in paths]
     if failure is None or any(run.summary_file.exists() for run in runs):
         print(render(table(runs), "text", width=shutil.get_terminal_size((80, 24)).columns), end="")

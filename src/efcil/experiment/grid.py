@@ -7,15 +7,17 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from efcil import ranks
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
-from efcil.errors import EfcilError, GridError, TrainingError
+from efcil.errors import EfcilError, GridError, SettingsError, TrainingError
 from efcil.experiment import shared_tasks
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
@@ -66,12 +68,15 @@ def run_grid(
     With `jobs_per_gpu`, that many train at a time on every visible GPU (or on the one that the settings name), each in
     its own process. Without it, they train one after the other. Finished runs are skipped and unfinished ones resumed.
     If a run fails, the others still run, and its error is raised at the end (a `GridError` if the grid has several
-    runs; `debug` prints their tracebacks when they fail). An interruption stops everything.
+    runs; `debug` prints their tracebacks when they fail). An interruption stops everything. In several processes
+    (`ranks`), the first failure does too.
     """
     output = Path(output)
+    if jobs_per_gpu is not None and ranks.several():
+        raise SettingsError("A run that torchrun has started uses whole GPUs. Leave out --jobs-per-gpu, or torchrun.")
 
     def say(text: str) -> None:
-        if not quiet:
+        if not quiet and ranks.first():
             with suppress(BrokenPipeError):  # the reader of the output has closed it; training continues
                 print(lines(text), flush=True)
 
@@ -115,13 +120,13 @@ def _run_in_turn(
     stop = StopRequest()
     for number, each in enumerate(settings):
         try:
-            if _is_finished(each, output, say, shelf):
+            if ranks.first_does(partial(_is_finished, each, output, say, shelf)):
                 continue
-            if stop.requested:  # requested while the previous run was finishing
+            if stop.agreed():  # requested while the previous run was finishing
                 place = locate(output, each).path
                 raise Interrupted(f"Stopped before {place}. Run the same command again to resume.")
             wake(choose_device(each.device))
-            data = shelf.get(each)
+            data = ranks.in_turn(partial(shelf.get, each))  # one process decodes what is not decoded yet
             run_one(
                 each,
                 output,
@@ -132,7 +137,8 @@ def _run_in_turn(
                 fingerprint=data.fingerprint,
             )
         except Exception as error:
-            if len(settings) == 1:
+            # Processes that failed in different places do not find together again for the next run.
+            if len(settings) == 1 or ranks.several():
                 raise
             failures[number] = _told(error, locate(output, each).path, say, debug)
         if number in failures:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from efcil import seeds
+from efcil import ranks, seeds
 from efcil.core import fisher
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
@@ -137,6 +137,7 @@ class ElasticWeightConsolidation(FineTune):
                     fisher.add_squares_per_image(totals, self.network.backbone, images, losses, 1 / used)
                 else:
                     gradients = torch.autograd.grad(cross_entropy(logits, labels), parameters)
+                    ranks.average(gradients)
                     fisher.add_squares(totals, gradients, size / used)
         return fisher.flatten(totals)
 
