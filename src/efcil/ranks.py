@@ -32,7 +32,7 @@ POLL_SECONDS = 0.02
 #: Seconds in which all processes have ended after a request to stop was obeyed.
 LEAVING_SECONDS = 5.0
 #: Numbers that are computed by every process for itself may differ by this share of the largest one.
-TOLERANCE = 1e-3
+TOLERANCE = 0.02
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 Result = TypeVar("Result")
 
@@ -127,8 +127,7 @@ def joined() -> Iterator[None]:
     _world.place, _world.store, _world.asked = found, dist.PrefixStore("efcil", store), 0
     try:
         yield
-        with _connected():
-            dist.barrier()  # the last one to finish may still need the store
+        anyone(False)  # the last one to finish may still need the others
         with suppress(RuntimeError):
             dist.destroy_process_group()
     except KeyboardInterrupt:
@@ -156,10 +155,9 @@ def _connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1:] or ["no reason given"]
         raise Lost(
-            f"Another process of this run has ended or does not answer ({reason[0].strip()[:200]}). The last "
-            "checkpoint is intact: run the same command again to resume."
+            "Another process of this run has ended, or does not answer. The last checkpoint is intact: run the same "
+            "command again to resume."
         ) from error
 
 

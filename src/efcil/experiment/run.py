@@ -311,6 +311,7 @@ class _TaskUnderWay:
             "data": plan.data,
             "continues": plan.folder.model_digest(),
             "made_with": plan.made_with,
+            "ways": self.made_with,
             "own_method": plan.own_method,
             "epochs": self.epochs,
             "seconds": run.clock.report(),
@@ -351,8 +352,9 @@ class _TaskUnderWay:
             self.run.plan.folder.append_metrics(line)
         self.run.clock.load(facts["seconds"])
         self.run.state.had_a_part(facts["commits"])
-        if facts["made_with"] != self.run.plan.made_with:  # by another number of processes
-            self.made_with.insert(0, dict(facts["made_with"]))
+        # Another number of processes may have begun the task.
+        earlier = [dict(way) for way in facts.get("ways", []) if way != self.run.plan.provenance]
+        self.made_with[:0] = earlier
 
     # -- the first task, which other runs may have trained --------------------------------------------------------
 
