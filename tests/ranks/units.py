@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from efcil import ranks
 from efcil.errors import TrainingError
+from efcil.network import split
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet
 
@@ -68,7 +69,8 @@ def network() -> IncrementalNetwork:
 
 def gradients(made: IncrementalNetwork, images: Tensor, labels: Tensor) -> list[Tensor]:
     """Return the gradients of a loss that is no mean over rows, and reads weights as well."""
-    features = made.features(images)
+    with split.averaged():
+        features = made.features(images)
     penalty = sum(parameter.square().sum() for parameter in made.backbone.parameters())
     loss = nn.functional.cross_entropy(made.logits(features), labels) + torch.linalg.vector_norm(features)
     (loss + 0.1 * penalty).backward()
@@ -90,3 +92,14 @@ def steps() -> None:
         ranks._world.place = place
         for one, other in zip([*found, *shared.buffers()], [*wanted, *alone.buffers()], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def gradients_of_one_s_own() -> None:
+    """A method that takes gradients itself, without averaging them, gets those of the whole batch."""
+    images = torch.rand(12, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    made = network().eval()
+    parameters = list(made.backbone.parameters())
+    found = torch.autograd.grad(made.features(images).square().sum(), parameters)
+    wanted = torch.autograd.grad(made.backbone(images).square().sum(), parameters)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)

@@ -6,6 +6,8 @@ all processes. Each passes its own rows back through the network, multiplied by 
 optimiser averages the gradients of all parameters (`ranks.average`). So the gradients that only reach the network
 through features are summed, and those that every process computes alike (of heads, of penalties on weights) stay as
 they are. BatchNorm that trains normalises by the statistics of the rows of all processes.
+
+Code that takes gradients of its own, which nobody averages, gets all features from its own process: see `averaged`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from efcil import ranks
 
 _HALF = (torch.bfloat16, torch.float16)
 _splitting = False
+_averaged = False
 
 
 def splitting() -> bool:
@@ -33,14 +36,27 @@ def splitting() -> bool:
 def features(compute: Callable[[Tensor], Tensor], network: nn.Module, images: Tensor) -> Tensor:
     """Return the features of all images, a part of which this process computes.
 
-    So few images that a process would get a single one are computed by all of them.
+    So few images that a process would get a single one are computed by all of them, and so are features whose
+    gradients will not be averaged.
     """
-    if len(images) < 2 * ranks.count():
+    alone = torch.is_grad_enabled() and not _averaged and any(each.requires_grad for each in network.parameters())
+    if alone or len(images) < 2 * ranks.count():
         return compute(images)
     with _as_a_part(any(module.training for module in network.modules())):
         own = compute(images[ranks.share(len(images))])
     found: Tensor = _Gathered.apply(own, len(images))
     return found
+
+
+@contextmanager
+def averaged() -> Iterator[None]:
+    """Declare that gradients of the features computed within will be averaged over the processes."""
+    global _averaged
+    before, _averaged = _averaged, True
+    try:
+        yield
+    finally:
+        _averaged = before
 
 
 @contextmanager
