@@ -33,6 +33,8 @@ POLL_SECONDS = 0.02
 LEAVING_SECONDS = 5.0
 #: Numbers that are computed by every process for itself may differ by this share of the largest one.
 TOLERANCE = 0.02
+#: With the value `host`, NCCL is not used: a GPU can then be tried out with several processes.
+MESSAGES_VARIABLE = "EFCIL_MESSAGES"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 Result = TypeVar("Result")
 
@@ -103,6 +105,11 @@ def first() -> bool:
     return _world.place.rank == 0
 
 
+def through_host() -> bool:
+    """Return whether tensors of GPUs are sent through the memory of the host, so that processes may share a GPU."""
+    return os.environ.get(MESSAGES_VARIABLE) == "host"
+
+
 @contextmanager
 def joined() -> Iterator[None]:
     """Connect the processes that `torchrun` has started; does nothing if there is only one."""
@@ -117,7 +124,7 @@ def joined() -> Iterator[None]:
         raise TrainingError("This build of PyTorch cannot train in several processes. Start efcil without torchrun.")
     timeout = datetime.timedelta(seconds=PATIENCE)
     # Messages between processes that are not about tensors on a GPU never wait for one.
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and not through_host() else "gloo"
     with _connected():
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
         store.set_timeout(timeout)
@@ -178,10 +185,11 @@ def gather(own: Tensor) -> Tensor:
     own = own.detach().contiguous()
     if not several():
         return own[None]
-    found = [torch.empty_like(own) for _ in range(count())]
+    sent = _sent(own)
+    found = [torch.empty_like(sent) for _ in range(count())]
     with _connected():
-        dist.all_gather(found, own)
-    return torch.stack(found)
+        dist.all_gather(found, sent)
+    return torch.stack(found).to(own.device)
 
 
 def gather_rows(own: Tensor, rows: int) -> Tensor:
@@ -209,12 +217,20 @@ def average(tensors: Sequence[Tensor]) -> None:
     # As one message: every message has to wait for the slowest process.
     flat = alone if direct else torch.cat([_wide(tensor).reshape(-1) for tensor in tensors])
     assert flat is not None
+    sent = _sent(flat)
     with _connected():
-        dist.all_reduce(flat)
-    flat.mul_(1.0 / count())
+        dist.all_reduce(sent)
+    sent.mul_(1.0 / count())
+    if sent is not flat:
+        flat.copy_(sent)
     if not direct:
         for tensor, piece in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
             tensor.copy_(piece.view(tensor.shape))
+
+
+def _sent(tensor: Tensor) -> Tensor:
+    """Return the tensor where it can be sent from."""
+    return tensor.cpu() if tensor.is_cuda and through_host() else tensor
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -275,11 +291,11 @@ def broadcast(tensor: Tensor) -> Tensor:
     """Return the first process's tensor; all have one shape and type."""
     import torch.distributed as dist
 
-    sent = tensor.detach().contiguous().clone()
+    sent = _sent(tensor.detach().contiguous().clone())
     if several():
         with _connected():
             dist.broadcast(sent, 0)
-    return sent
+    return sent.to(tensor.device)
 
 
 # -- decisions and small values --------------------------------------------------------------------------------------

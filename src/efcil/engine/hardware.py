@@ -62,6 +62,8 @@ def _own_gpu(device: torch.device, count: int) -> torch.device:
     here = ranks.place()
     if device.index is not None:
         raise SettingsError(f"Every process of a run has its own GPU, so it cannot be {device}. Use --device cuda.")
+    if ranks.through_host():
+        return torch.device("cuda", here.local_rank % count)
     if here.local_size > count:
         raise SettingsError(
             f"torchrun has started {here.local_size} processes on this machine, which has {count} GPUs. Use "
