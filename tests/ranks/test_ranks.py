@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from launching import HERE, Launch, environment, launcher
 from efcil import ranks
 from efcil.cli import main
 from efcil.environment import command
+from efcil.experiment.shared_tasks import SharedTaskStore
+from efcil.files import locked
 from efcil.runfolder import RunFolder
 
 pytestmark = pytest.mark.skipif(
@@ -145,6 +149,30 @@ def test_a_mistake_is_said_once(launch: Launch, tmp_path: Path) -> None:
     codes, said = launch(2, *arguments(tmp_path, "--method", "efd"))
     assert codes == [2, 2]
     assert said.count("Unknown method 'efd'") == 1
+
+
+def test_a_run_in_use_is_refused_by_all(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "digits" / "custom-2" / "finetune+epochs=1" / "seed0"
+    with locked(path / ".lock"):
+        codes, said = launch(2, *arguments(tmp_path, "--method", "finetune"))
+    assert codes == [2, 1]
+    assert said.count("is in use by another process") == 1
+    assert "rank 1" not in said
+
+
+def test_all_wait_for_a_first_task_that_others_train(
+    launch: Launch, together: tuple[Path, str], tmp_path: Path
+) -> None:
+    (key,) = (each.parent.name for each in together[0].glob("first-tasks/*/network.json"))
+    log = tmp_path / "digits" / "custom-2" / "finetune+epochs=1" / "seed0" / "log.txt"
+    with ThreadPoolExecutor(1) as pool:
+        with locked(SharedTaskStore(tmp_path).lock(key)):
+            running = pool.submit(launch, 2, *arguments(tmp_path, "--method", "finetune"))
+            while not running.done() and "waiting for the first task" not in (log.read_text() if log.exists() else ""):
+                time.sleep(0.05)
+            assert not running.done()
+        codes, said = running.result()
+    assert codes == [0, 0], said
 
 
 # -- torchrun itself -------------------------------------------------------------------------------------------------
