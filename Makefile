@@ -19,8 +19,8 @@ run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digit
 test: $(VENV)/.test lint             ## linter, type checker, tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-test-browser: $(VENV)/.test          ## the page of `efcil serve` in headless Chromium; needs chromium and chromedriver
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/serve/test_browser.py
+test-browser: $(VENV)/.test          ## the pages of `efcil serve` and `efcil report` in headless Chromium; needs chromium and chromedriver
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/serve/test_browser.py tests/report/test_report_browser.py
 
 crash-test: $(VENV)/.test            ## kills and fails `run` and `learn` at every I/O call, some ten minutes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py

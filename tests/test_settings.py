@@ -759,7 +759,7 @@ class TestPresets:
             assert preset.later("ssre") == Recipe(
                 "adam", 2e-4, None, 0.0, 5e-4, 60, "steps", (45,), 0.1, 128, normalisation="frozen"
             )
-        subset, full = load_preset("imagenet-subset"), load_preset("imagenet")
+        subset, full = load_preset("imagenet-subset"), load_preset("imagenet-1k")
         assert subset.first_task == Recipe("sgd", 0.1, None, 0.9, 5e-4, 160, "steps", (80, 120, 150), 0.1, 64, True)
         assert full.first_task == replace(subset.first_task, batch_size=256, rotations=False)
         assert subset.later("efc") == Recipe(
@@ -773,7 +773,7 @@ class TestPresets:
 
     def test_unknown_names(self) -> None:
         with pytest.raises(SettingsError, match="cifar100"):
-            load_preset("cifar10")
+            load_preset("cifar1000")
         with pytest.raises(SettingsError, match="scheduled"):
             load_preset("digits").later("schedule")
 

@@ -21,6 +21,7 @@ from efcil.data.scenario import SCENARIOS
 from efcil.errors import SettingsError
 from efcil.network.backbones import NETWORKS
 from efcil.resolution import identity, label, load_config, read_config, resolve, to_yaml, validate
+from efcil.resolution.data import CHOICES
 from efcil.resolution.unused import unused_overrides, without_unused
 from efcil.runfolder import RunFolder, RunFolderError, locate
 from efcil.settings import NAMED_CLASS_ORDERS, Option, Recipe, Settings, options
@@ -38,7 +39,7 @@ NAMES: dict[str, Any] = {
     "classifier": ("own",),
 }
 #: These belong to other sources, or need each other; they are drawn apart or left out.
-LEFT_OUT = ("data", "tasks", "first_task_classes", "held_out", "image_size", "overrides")
+LEFT_OUT = ("data", "tasks", "first_task_classes", "held_out", "image_size", "overrides", *CHOICES, "images_per_class")
 
 
 def values(option: Option) -> st.SearchStrategy[Any]:

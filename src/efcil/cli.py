@@ -15,7 +15,8 @@ from typing import NoReturn
 
 from efcil import ranks
 from efcil.commands.build import build_parser
-from efcil.errors import EfcilError, SettingsError, TrainingError, closest
+from efcil.commands.parser import refuse_wrong
+from efcil.errors import EfcilError, GridError, SettingsError, TrainingError, closest
 from efcil.output import lines, printable_warnings
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         if isinstance(error, ranks.Lost | ranks.Followed) and ranks.launched().rank > 0:
             return FAILED  # the first process says what has happened, or the one that has ended
-        if isinstance(error, TrainingError):
+        if isinstance(error, TrainingError) and not (isinstance(error, GridError) and error.mistake):
             return _fail(str(error), FAILED)
         if isinstance(error, SettingsError) and ranks.launched().rank > 0:
             return MISTAKE  # the first process makes the same one
@@ -102,6 +103,8 @@ def _dispatch(given: list[str]) -> int:
         return 0
     if arguments.command != "run" and ranks.launched().size > 1:
         raise SettingsError(f"`efcil {arguments.command}` works in one process. Start it without torchrun.")
+    if not getattr(arguments, "names_all_mistakes", False):
+        refuse_wrong(arguments)
     _prepare_output(getattr(arguments, "format", ""))
     code: int = arguments.execute(arguments)
     return code

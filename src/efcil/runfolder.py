@@ -360,8 +360,19 @@ class RunFolder:
 
 def locate(output: Path | str, settings: Settings) -> RunFolder:
     """Return the folder of a run below `output`; nothing is created."""
-    place = Path(output) / settings.dataset / scenario_name(settings) / label(settings) / f"seed{settings.seed}"
+    place = (
+        Path(output)
+        / dataset_folder(settings.dataset)
+        / scenario_name(settings)
+        / label(settings)
+        / f"seed{settings.seed}"
+    )
     return RunFolder(place)
+
+
+def dataset_folder(dataset: str) -> str:
+    """Return the folder's name of a dataset: hub:OWNER/NAME holds characters that folders cannot have."""
+    return re.sub(r"[^\w.-]+", "-", dataset)
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[RunFolder]:

@@ -25,7 +25,7 @@ from efcil.data import cache
 from efcil.data.cache import Allocate, Built, Request, load_or_build
 from efcil.data.decode import Encoded, Fit, decode_image
 from efcil.data.scenario import class_order
-from efcil.data.sources import SourceOptions, cifar100, load_dataset, pickles, shards
+from efcil.data.sources import SourceOptions, cifar, cifar100, load_dataset, pickles, shards
 from efcil.data.sources.listing import files_below
 from efcil.data.sources.pickles import read_pickle
 from efcil.errors import DataError, SettingsError
@@ -125,8 +125,8 @@ def test_links_and_loops_in_an_archive(tmp_path: Path, kind: bytes, target: str)
 
 
 def test_archives_that_unpack_to_very_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar100, "MOST_BYTES", 1 << 20, raising=False)
-    monkeypatch.setattr(cifar100, "MOST_UNPACKED", 2 << 20, raising=False)
+    monkeypatch.setattr(cifar, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(cifar, "MOST_UNPACKED", 2 << 20)
     large = bytes((1 << 20) + 1)
     with pytest.raises(DataError, match=r"c/unused in .* but no file of CIFAR-100 has more"):
         load(archive_of(tmp_path, (member("c/unused", len(large)), large)))
@@ -148,7 +148,7 @@ def test_headers_that_claim_8_gigabytes(tmp_path: Path, kind: bytes) -> None:
 
 
 def test_archives_of_very_many_files_and_long_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar100, "MOST_MEMBERS", 10, raising=False)
+    monkeypatch.setattr(cifar, "MOST_MEMBERS", 10)
     with pytest.raises(DataError, match="holds more than 10 files"):
         load(archive_of(tmp_path, *((member(f"c/{number}"), b"") for number in range(20))))
     chain = member("x", 5, tarfile.GNUTYPE_LONGNAME).tobuf(tarfile.GNU_FORMAT) + bytes(512)
@@ -176,7 +176,7 @@ def test_files_of_a_folder_have_a_size(tmp_path: Path, monkeypatch: pytest.Monke
     folder = tmp_path / "p"
     folder.mkdir()
     write_pickles(folder)
-    monkeypatch.setattr(cifar100, "MOST_BYTES", 100, raising=False)
+    monkeypatch.setattr(cifar, "MOST_BYTES", 100)
     with pytest.raises(DataError, match="but no file of CIFAR-100 has more"):
         load(folder)
 
@@ -214,7 +214,7 @@ def test_row_groups_that_unpack_to_very_much(tmp_path: Path, monkeypatch: pytest
 def test_more_rows_than_the_dataset_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split in ("train", "test"):
         write_shard(tmp_path / "s" / f"{split}-0.parquet", [b"x"] * 20)
-    monkeypatch.setattr(cifar100, "_LAYOUT", dataclasses.replace(cifar100._LAYOUT, images=10))
+    monkeypatch.setattr(cifar100.Cifar100, "layout", dataclasses.replace(cifar100.Cifar100.layout, images=10))
     with pytest.raises(DataError, match="holds 20 train images"):
         load(tmp_path / "s")
 

@@ -24,8 +24,8 @@ def test_sources_are_found_by_existing() -> None:
 
 
 def test_unknown_dataset_suggests() -> None:
-    with pytest.raises(SettingsError, match=r"Unknown dataset 'cifar10'\. Did you mean 'cifar100'"):
-        load_dataset("cifar10")
+    with pytest.raises(SettingsError, match=r"Unknown dataset 'cifar1000'\. Did you mean 'cifar100'"):
+        load_dataset("cifar1000")
 
 
 def test_digits_are_the_bundled_ones() -> None:

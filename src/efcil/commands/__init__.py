@@ -19,16 +19,20 @@ from efcil.commands import (
     learn,
     merge,
     methods,
+    paper,
     predict,
     rename,
     report,
     run,
     serve,
+    watch,
 )
 
 COMMANDS = (
     run,
+    watch,
     report,
+    paper,
     learn,
     predict,
     evaluate,

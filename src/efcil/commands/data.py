@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import add_debug, add_option
-from efcil.errors import SettingsError, printable, unknown
+from efcil.errors import SettingsError, printable
 from efcil.settings import Settings, options
+from efcil.settings.benchmark import SAME_DATASET
+
+VERIFY = "verify"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -18,11 +21,14 @@ def add_parser(subparsers: Any) -> None:
         "data",
         help="list the datasets, or check the files of one",
         description="List the datasets. With a name, read that dataset, which decodes and caches its images, and "
-        "print what it holds.",
+        "print what it holds. `efcil data verify DATASET` checks all of its files: images of every class, sizes, "
+        "broken files, and images that are in both splits; its exit code is 1 if something is wrong.",
     )
-    parser.add_argument("name", nargs="?", metavar="DATASET", help="dataset to read and check")
+    parser.add_argument(
+        "name", nargs="*", metavar="DATASET", help="dataset to read and check; after `verify`, to check thoroughly"
+    )
     known = options(Settings)
-    for setting in ("data", "held_out", "image_size"):
+    for setting in ("data", "held_out", "image_size", "class_list", "columns", "splits"):
         add_option(parser, known[setting])
     add_debug(parser)
     parser.set_defaults(execute=execute)
@@ -32,26 +38,55 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print the list, or the state of one dataset."""
     from efcil.data.sources import SourceOptions, load_dataset, sources
 
-    available = sources()
+    words = list(arguments.name)
+    thorough = words[:1] == [VERIFY]
+    names = words[1:] if thorough else words
     data = getattr(arguments, "data", None)
-    if arguments.name is None:
-        if data is not None:
-            raise SettingsError(f"Name the dataset that {data} holds: efcil data DATASET --data {data}.")
-        print("\n\n".join(_entry(name, source) for name, source in available.items()))
+    if len(names) > 1:
+        raise SettingsError(f"One dataset at a time: {printable(names[0])} or {printable(names[1])}.")
+    if not names:
+        if thorough or data is not None:
+            held = f"that {data} holds" if data is not None else "to verify"
+            raise SettingsError(f"Name the dataset {held}: efcil data {'verify ' * thorough}DATASET --data FOLDER.")
+        print("\n\n".join(_entry(name, source) for name, source in sources().items()))
         return 0
-    if arguments.name not in available:
-        raise unknown("dataset", arguments.name, available)
-    wanted = SourceOptions(
-        held_out=getattr(arguments, "held_out", None), image_size=getattr(arguments, "image_size", None)
-    )
-    place = None if data is None else Path(data)
-    dataset = load_dataset(arguments.name, place, wanted)
+    (name,) = (SAME_DATASET.get(each, each) for each in names)
+    chosen = ("held_out", "image_size", "class_list", "columns", "splits")
+    given: dict[str, Any] = {each: getattr(arguments, each, None) for each in chosen}
+    wanted = SourceOptions(**given)
+    place = None if data is None else Path(data).expanduser()
+    if thorough:
+        return _verify(name, place, wanted)
+    dataset = load_dataset(name, place, wanted)
     cache = cache_place(dataset.train.images)
     if cache is not None and not cache.exists():
         # Images decoded just now are mapped from the build folder; reading them again maps them from the cache.
-        dataset = load_dataset(arguments.name, place, wanted)
+        dataset = load_dataset(name, place, wanted)
     print(describe(dataset))
     return 0
+
+
+def _verify(name: str, place: Path | None, wanted: Any) -> int:
+    """Print what is there and what is wrong; return 1 if something is."""
+    from efcil.data.sources import find_source
+    from efcil.data.verify import verify_dataset
+
+    found = verify_dataset(find_source(name), place, wanted)
+    print(f"{name}" + ("" if place is None else f" in {printable(place)}"))
+    for line in found.lines:
+        print(f"  {printable(line)}")
+    for line in found.wrong:
+        print(_filled(printable(line), "  wrong: "))
+    count = len(found.wrong)
+    print("Nothing is wrong." if not count else "1 thing is wrong." if count == 1 else f"{count} things are wrong.")
+    return 1 if count else 0
+
+
+def _filled(text: str, start: str) -> str:
+    """Return text in lines of at most 100 characters; names of files stay whole."""
+    wrapper = textwrap.TextWrapper(100, initial_indent=start, subsequent_indent=" " * len(start))
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.fill(text)
 
 
 def describe(dataset: Any) -> str:
@@ -65,7 +100,10 @@ def describe(dataset: Any) -> str:
     names = ", ".join(map(printable, dataset.class_names))
     lines.append(textwrap.fill(f"classes   {names}", 100, initial_indent="  ", subsequent_indent=" " * 12))
     place = cache_place(dataset.train.images)
-    lines.append(f"  cache     {'none needed: the images are in memory' if place is None else printable(place)}")
+    kept = "none needed: the images are in memory" if place is None else printable(place)
+    if hasattr(dataset.train.images, "supply"):
+        kept = "none: the images of a task are decoded when it begins"
+    lines.append(f"  cache     {kept}")
     return "\n".join(lines)
 
 

@@ -52,6 +52,8 @@ class Augmentation:
     description = "no augmentation"
     #: Whether images are mirrored at random.
     flip = False
+    #: Whether crops can be cut from whole images of any shape.
+    cuts_whole = False
 
     def draw(self, count: int, size: int, generator: torch.Generator) -> Draws:
         """Return the random numbers for `count` square images of `size` pixels, one row per image."""
@@ -104,7 +106,8 @@ class ResizedCrop(Augmentation):
     """Zero padding, then a crop of random area and shape resized to the original size, and a horizontal flip.
 
     Areas are uniform in `area` (as a share of the padded image), aspect ratios log-uniform in [3/4, 4/3]; of ten
-    candidates the first that fits is taken, else the whole image. Resizing is the antialiased triangle filter of
+    candidates the first that fits is taken, else the whole image (of a long one, the most in its centre that has such
+    a ratio). Resizing is the antialiased triangle filter of
     Pillow, horizontally then vertically, each rounded to whole pixel values, written as two small matrix products per
     image; pixels of the padding are zero and are left out of the products.
     """
@@ -115,26 +118,34 @@ class ResizedCrop(Augmentation):
         self.padding = padding
         self.area = area
         self.flip = flip
+        self.cuts_whole = padding == 0
         pad = f"zero-pad {padding}, " if padding else ""
         self.description = f"{pad}random resized crop ({area[0]:g} to {area[1]:g} of the area), flip"
 
     def draw(self, count: int, size: int, generator: torch.Generator) -> Draws:
         """Draw integer boxes (top, left, height, width) inside the padded image, and flips."""
-        device, whole = generator.device, size + 2 * self.padding
+        side = torch.full((count,), size + 2 * self.padding, device=generator.device)
+        return self.draw_whole(side, side, generator)
+
+    def draw_whole(self, heights: Tensor, widths: Tensor, generator: torch.Generator) -> Draws:
+        """Draw the same for images of any shape; heights and widths (count,) include the padding."""
+        device, count = generator.device, len(heights)
+        tall, wide = heights.double(), widths.double()
         uniform = torch.rand(count, self.attempts, 2, generator=generator, device=device, dtype=torch.float64)
         place = torch.rand(count, 2, generator=generator, device=device, dtype=torch.float64)
-        area = (self.area[0] + (self.area[1] - self.area[0]) * uniform[..., 0]) * whole * whole
+        area = (self.area[0] + (self.area[1] - self.area[0]) * uniform[..., 0]) * wide[:, None] * tall[:, None]
         low, high = math.log(3 / 4), math.log(4 / 3)
         ratio = torch.exp(low + (high - low) * uniform[..., 1])
         width, height = torch.sqrt(area * ratio).round(), torch.sqrt(area / ratio).round()
-        fits = (width > 0) & (width <= whole) & (height > 0) & (height <= whole)
+        fits = (width > 0) & (width <= wide[:, None]) & (height > 0) & (height <= tall[:, None])
         first = fits.int().argmax(dim=1, keepdim=True)
         found = fits.any(dim=1)
-        width = torch.where(found, width.gather(1, first)[:, 0], float(whole))
-        height = torch.where(found, height.gather(1, first)[:, 0], float(whole))
+        # Where nothing fits: the largest box in the centre whose shape is within the limits.
+        width = torch.where(found, width.gather(1, first)[:, 0], torch.minimum(wide, (tall * (4 / 3)).round()))
+        height = torch.where(found, height.gather(1, first)[:, 0], torch.minimum(tall, (wide / (3 / 4)).round()))
         # floor(u * (n + 1)) is a uniform integer in 0..n for u in [0, 1)
-        top = torch.floor(place[:, 0] * (whole - height + 1))
-        left = torch.floor(place[:, 1] * (whole - width + 1))
+        top = torch.where(found, torch.floor(place[:, 0] * (tall - height + 1)), torch.floor((tall - height) / 2))
+        left = torch.where(found, torch.floor(place[:, 1] * (wide - width + 1)), torch.floor((wide - width) / 2))
         draws = {"box": torch.stack([top, left, height, width], dim=1).float()}
         if self.flip:
             draws["flip"] = torch.rand(count, generator=generator, device=device) < 0.5

@@ -25,6 +25,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+from efcil.activity import doing
 from efcil.errors import DataError
 
 # Only these decoders are tried. Pillow has many more, some of which start other programs; and trying all of them on
@@ -84,19 +85,27 @@ class Fit:
     resize: bool = False
     orient: bool = False  # turn the image as its EXIF orientation says
     reduce: bool = False  # shrink a much larger image by whole factors first; only with `resize`
+    short_side: int | None = None  # resize the shorter side to this, then cut the square out of the centre
 
 
-def decode_image(encoded: Encoded, fit: Fit) -> np.ndarray:
-    """Decode one image to a uint8 array of size x size x 3; a DataError names the image when that is impossible."""
+@dataclass(frozen=True)
+class Bound:
+    """How a whole image of any shape is kept: a shorter side of more than `short_side` pixels is shrunk to that."""
+
+    short_side: int
+
+
+def decode_image(encoded: Encoded, fit: Fit | Bound) -> np.ndarray:
+    """Decode one image to a uint8 array of height x width x 3; a DataError names the image when that is impossible."""
     try:
         with _open(encoded.content) as opened:
             # Checked before decoding, which may take long: nothing is resized here.
-            if not fit.resize and opened.size != (fit.size, fit.size):
+            if isinstance(fit, Fit) and not fit.resize and opened.size != (fit.size, fit.size):
                 raise DataError(
                     f"is {opened.size[0]} x {opened.size[1]} pixels, but {fit.size} x {fit.size} is expected. "
                     "Replace it with the original image."
                 )
-            pixels = _decoded(opened, fit)
+            pixels = _decoded(opened, fit) if isinstance(fit, Fit) else _whole(opened, fit)
     except DataError as error:
         raise DataError(f"{encoded.where} {error}") from None
     except Image.DecompressionBombError as error:
@@ -126,7 +135,33 @@ def fit_image(image: Image.Image, fit: Fit) -> np.ndarray:
     if fit.orient:
         image = ImageOps.exif_transpose(image)
     image = _to_rgb(image)
+    if fit.resize and fit.short_side is not None:
+        return np.asarray(_cut_from_resized(image, fit.short_side, fit.size))
     return np.asarray(_resize_and_crop(image, fit.size) if fit.resize else image)
+
+
+def resized_sides(size: tuple[int, int], short_side: int) -> tuple[int, int]:
+    """Return width and height of an image whose shorter side becomes `short_side`; the longer one is rounded down."""
+    width, height = size
+    if width <= height:
+        return short_side, int(short_side * height / width)
+    return int(short_side * width / height), short_side
+
+
+def _cut_from_resized(image: Image.Image, short_side: int, size: int) -> Image.Image:
+    """Resize the shorter side, then cut the square out of the centre: the usual test view of ImageNet."""
+    width, height = resized_sides(image.size, short_side)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))
+
+
+def _whole(image: Image.Image, bound: Bound) -> np.ndarray:
+    image.load()
+    image = _to_rgb(image)
+    if min(image.size) > bound.short_side:
+        image = image.resize(resized_sides(image.size, bound.short_side), Image.Resampling.BILINEAR)
+    return np.asarray(image)
 
 
 def _decoded(image: Image.Image, fit: Fit) -> np.ndarray:
@@ -180,7 +215,9 @@ class Broken:
     error: DataError
 
 
-def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, workers: int | None = None) -> None:
+def decode_into(
+    target: np.ndarray | list[np.ndarray], encoded: Sequence[Encoded], fit: Fit | Bound, workers: int | None = None
+) -> None:
     """Decode `encoded[i]` into `target[i]` for all i, on `workers` threads (default: one per processor core).
 
     All images are tried; the error says what is wrong with the first broken one and names the others.
@@ -196,7 +233,9 @@ def decode_into(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, worker
         ].error
 
 
-def decode_intact(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, workers: int | None = None) -> list[Broken]:
+def decode_intact(
+    target: np.ndarray | list[np.ndarray], encoded: Sequence[Encoded], fit: Fit | Bound, workers: int | None = None
+) -> list[Broken]:
     """Do as `decode_into` does, but return the broken images, in order; their places in `target` are undefined."""
     if len(target) != len(encoded):
         raise ValueError(f"{len(encoded)} images for {len(target)} places")
@@ -216,10 +255,14 @@ def decode_intact(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, work
                 broken.append(Broken(index, encoded[index].where, error))
         return broken
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool, doing("decoding images", len(encoded)) as work:
         pieces = [pool.submit(decode_piece, start) for start in range(0, len(encoded), size)]
+        found: list[Broken] = []
         try:
-            return [each for piece in pieces for each in piece.result()]
+            for piece in pieces:
+                found += piece.result()
+                work.done = min(work.done + size, len(encoded))
+            return found
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

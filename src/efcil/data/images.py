@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from efcil.data.deferred import DeferredImages
 from efcil.errors import DataError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -14,9 +15,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images (uint8, N x H x W x 3, possibly a read-only memory map) and their labels (int64, N)."""
+    """Images (uint8, N x H x W x 3, a memory map or decoded when they are read) and their labels (int64, N)."""
 
-    images: np.ndarray
+    images: np.ndarray | DeferredImages
     labels: np.ndarray
 
     def __post_init__(self) -> None:

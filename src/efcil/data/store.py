@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from efcil import seeds
+from efcil.activity import doing
 from efcil.data.augment import Augmentation, Draws, Normalisation
+from efcil.data.deferred import DeferredImages
 from efcil.errors import DataError
 
 PIECE_BYTES = 1 << 28
@@ -18,8 +21,8 @@ PIECE_BYTES = 1 << 28
 VIEWS = ("plain", "augmented")
 
 
-def resident(images: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:
-    """Return rows of `images` (N, h, w, 3), which may be a memory map, as a tensor (n, 3, h, w) on a device.
+def resident(images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device) -> Tensor:
+    """Return rows of `images` (N, h, w, 3), a memory map or not decoded yet, as a tensor (n, 3, h, w) on a device.
 
     They are copied in parts, so that only the result is in memory as a whole.
     """
@@ -28,6 +31,10 @@ def resident(images: np.ndarray, rows: np.ndarray, device: torch.device) -> Tens
     if device.type == "cuda":
         _refuse_too_many(len(rows), bytes_each, device)
     out = torch.empty((len(rows), channels, height, width), dtype=torch.uint8, device=device)
+    if isinstance(images, DeferredImages):  # in the order in which they are read fastest
+        for places, pixels in images[rows].views():
+            out[torch.from_numpy(places).to(device)] = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
+        return out
     step = max(1, PIECE_BYTES // bytes_each)
     for start in range(0, len(rows), step):
         piece = torch.from_numpy(np.ascontiguousarray(images[rows[start : start + step]], dtype=np.uint8))
@@ -35,9 +42,14 @@ def resident(images: np.ndarray, rows: np.ndarray, device: torch.device) -> Tens
     return out
 
 
-def _refuse_too_many(count: int, bytes_each: int, device: torch.device) -> None:
+def free_bytes(device: torch.device) -> int:
+    """Return how many bytes of a GPU are free, including those that PyTorch holds and does not use."""
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + reusable
+    return int(torch.cuda.mem_get_info(device)[0]) + reusable
+
+
+def _refuse_too_many(count: int, bytes_each: int, device: torch.device) -> None:
+    free = free_bytes(device)
     if count * bytes_each > free:
         raise DataError(
             f"{count:,} images must fit on {device} together, {count * bytes_each / 2**30:.1f} GiB, but it has "
@@ -62,7 +74,7 @@ class TaskImages:
 
     def __init__(
         self,
-        images: np.ndarray,
+        images: np.ndarray | DeferredImages,
         labels: np.ndarray,
         *,
         augmentation: Augmentation,
@@ -74,7 +86,7 @@ class TaskImages:
         rows: np.ndarray | None = None,
     ) -> None:
         rows = np.arange(len(labels)) if rows is None else rows
-        self.images = resident(images, rows, device)
+        self.images: Any = self._bring(images, rows, device)
         self.labels = torch.from_numpy(np.asarray(labels, dtype=np.int64)[rows]).to(device)
         self.augmentation = augmentation
         self.normalisation = normalisation
@@ -82,6 +94,9 @@ class TaskImages:
         self.dtype = dtype
         self._seed = seed
         self._name = name
+
+    def _bring(self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device) -> Any:
+        return resident(images, rows, device)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -111,8 +126,10 @@ class TaskImages:
     def augmented(self, purpose: str, index: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of one augmented view of all images."""
         view, step = self.view(purpose, index), self.chunk_size()
-        for start in range(0, len(self), step):
-            yield self.render(view, start, min(start + step, len(self)))
+        with doing("images", len(self)) as work:
+            for start in range(0, len(self), step):
+                work.done = start
+                yield self.render(view, start, min(start + step, len(self)))
 
     def seen(self, views: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of all images: `plain`, or the `augmented` view that prototypes are made of."""
@@ -121,6 +138,8 @@ class TaskImages:
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of all images in stored order, without augmentation."""
         step = self.chunk_size()
-        for start in range(0, len(self), step):
-            stop = min(start + step, len(self))
-            yield self.normalisation(self.images[start:stop], self.dtype), self.labels[start:stop]
+        with doing("images", len(self)) as work:
+            for start in range(0, len(self), step):
+                work.done = start
+                stop = min(start + step, len(self))
+                yield self.normalisation(self.images[start:stop], self.dtype), self.labels[start:stop]

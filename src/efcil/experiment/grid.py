@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 
 from efcil import ranks
+from efcil.activity import doing
 from efcil.data.images import Dataset
-from efcil.data.sources import SourceOptions, load_dataset
+from efcil.data.sources import load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.progress import Waiting
 from efcil.errors import EfcilError, GridError, SettingsError, TrainingError
 from efcil.experiment import shared_tasks
 from efcil.experiment.plan import Plan
@@ -25,8 +27,10 @@ from efcil.experiment.summary import skip_message, source_digest
 from efcil.experiment.workers import Job, run_jobs
 from efcil.output import lines
 from efcil.presets import load_preset
+from efcil.resolution import source_options
 from efcil.runfolder import locate
 from efcil.settings import Settings
+from efcil.watching import planned
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,14 @@ class DataShelf:
 
     def get(self, settings: Settings) -> LoadedData:
         """Return the images that a run is trained on."""
-        key = (settings.dataset, settings.data, settings.held_out, settings.image_size)
+        options = source_options(settings)
+        key = (settings.dataset, settings.data, options)
         if self._loaded is None or key != self._key:
             self._loaded = None  # free the old images before the new ones are loaded
-            options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
-            dataset = load_dataset(settings.dataset, None if settings.data is None else Path(settings.data), options)
-            self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
+            place = None if settings.data is None else Path(settings.data)
+            with doing(f"loading the images of {settings.dataset}"):
+                dataset = load_dataset(settings.dataset, place, options)
+                self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
         return self._loaded
 
 
@@ -62,6 +68,7 @@ def run_grid(
     quiet: bool = False,
     checkpoint_steps: int | None = None,
     debug: bool = False,
+    log: Sequence[str] = (),
 ) -> list[Path]:
     """Train every run and return their folders, in order.
 
@@ -69,7 +76,7 @@ def run_grid(
     its own process. Without it, they train one after the other. Finished runs are skipped and unfinished ones resumed.
     If a run fails, the others still run, and its error is raised at the end (a `GridError` if the grid has several
     runs; `debug` prints their tracebacks when they fail). An interruption stops everything. In several processes
-    (`ranks`), the first failure does too.
+    (`ranks`), the first failure does too. `log` names trackers (tensorboard, wandb, mlflow) of every run.
     """
     output = Path(output)
     if jobs_per_gpu is not None and ranks.several():
@@ -83,24 +90,41 @@ def run_grid(
     for each in settings:
         source_digest(each.method)  # now: the files may be edited while earlier runs train
     # Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
-    failures: dict[int, str] = {}
-    if jobs_per_gpu is not None and _all_on_gpu(settings, say):
-        _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
-    else:
-        _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug)
+    failures: dict[int, Failure] = {}
     paths = [locate(output, each).path for each in settings]
+    with Waiting(say), planned(output, paths) if ranks.first() else nullcontext():
+        if jobs_per_gpu is not None and _all_on_gpu(settings, say):
+            _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug, log)
+        else:
+            _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug, log)
     if failures:
+        mistake = all(failure.mistake for failure in failures.values())
         if len(settings) == 1:
-            raise TrainingError(failures[0])
-        raise GridError(_what_failed(failures, paths), paths)
+            raise (SettingsError if mistake else TrainingError)(failures[0].reason)
+        raise GridError(_what_failed(failures, paths), paths, mistake)
     return paths
 
 
-def _what_failed(failures: dict[int, str], paths: Sequence[Path]) -> str:
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed, and whether that is a mistake in its settings or data."""
+
+    reason: str
+    mistake: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Return why: an error of ours in its own words, another one with its kind."""
+        ours = isinstance(error, EfcilError)
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
+        return cls(reason, ours and not isinstance(error, TrainingError))
+
+
+def _what_failed(failures: dict[int, Failure], paths: Sequence[Path]) -> str:
     """Return one text for all failures, each reason once."""
     by_reason: dict[str, list[str]] = {}
-    for number, reason in sorted(failures.items()):
-        by_reason.setdefault(reason, []).append(str(paths[number]))
+    for number in sorted(failures):
+        by_reason.setdefault(failures[number].reason, []).append(str(paths[number]))
     if len(failures) == len(paths) and len(by_reason) == 1:
         return f"{next(iter(by_reason))} (None of the {len(paths)} runs was possible.)"
     reasons = " ".join(f"{', '.join(places)}: {reason}" for reason, places in by_reason.items())
@@ -112,9 +136,10 @@ def _run_in_turn(
     output: Path,
     quiet: bool,
     checkpoint_steps: int | None,
-    failures: dict[int, str],
+    failures: dict[int, Failure],
     say: Callable[[str], None],
     debug: bool,
+    log: Sequence[str],
 ) -> None:
     shelf = DataShelf()
     stop = StopRequest()
@@ -125,7 +150,8 @@ def _run_in_turn(
             if stop.agreed():  # requested while the previous run was finishing
                 place = locate(output, each).path
                 raise Interrupted(f"Stopped before {place}. Run the same command again to resume.")
-            wake(choose_device(each.device))
+            with doing("starting the device"):
+                wake(choose_device(each.device))
             data = ranks.in_turn(partial(shelf.get, each))  # one process decodes what is not decoded yet
             run_one(
                 each,
@@ -135,12 +161,13 @@ def _run_in_turn(
                 stop=stop,
                 checkpoint_steps=checkpoint_steps,
                 fingerprint=data.fingerprint,
+                log=log,
             )
         except Exception as error:
             # Processes that failed in different places do not find together again for the next run.
             if len(settings) == 1 or ranks.several():
                 raise
-            failures[number] = _told(error, locate(output, each).path, say, debug)
+            _tell(failures, number, error, locate(output, each).path, say, debug)
         if number in failures:
             _free_memory()
 
@@ -150,9 +177,10 @@ def _run_beside_each_other(
     output: Path,
     slots: int,
     checkpoint_steps: int | None,
-    failures: dict[int, str],
+    failures: dict[int, Failure],
     say: Callable[[str], None],
     debug: bool,
+    log: Sequence[str],
 ) -> None:
     """Train every unfinished run in its own process, `slots` at a time."""
     shelf = DataShelf()
@@ -165,9 +193,9 @@ def _run_beside_each_other(
         except Exception as error:
             if len(settings) == 1:
                 raise
-            failures[number] = _told(error, locate(output, each).path, say, debug)
-    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug)
-    failures.update((number, _reason(error)) for number, error in failed.items())
+            _tell(failures, number, error, locate(output, each).path, say, debug)
+    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug, log)
+    failures.update((number, Failure.of(error)) for number, error in failed.items())
 
 
 def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job:
@@ -206,12 +234,16 @@ def _choice(settings: Sequence[Settings]) -> list[str]:
     return gpus if len(gpus) > 1 else []
 
 
-def _told(error: Exception, place: Path, say: Callable[[str], None], debug: bool) -> str:
-    """Report a failed run while others follow; return the reason."""
+def _tell(
+    failures: dict[int, Failure], number: int, error: Exception, place: Path, say: Callable[[str], None], debug: bool
+) -> None:
+    """Note that a run failed, and say so while others follow: a reason in full when it occurs first."""
     if debug:
         traceback.print_exception(error)
-    say(f"{place}: failed. {_reason(error)}")
-    return _reason(error)
+    failure = Failure.of(error)
+    known = failure in failures.values()
+    failures[number] = failure
+    say(f"{place}: failed{', for the same reason.' if known else f'. {failure.reason}'}")
 
 
 def _free_memory() -> None:
@@ -220,7 +252,3 @@ def _free_memory() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):  # a GPU in an error state: the next run that uses it reports the error
             torch.cuda.empty_cache()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, EfcilError) else f"{type(error).__name__}: {error}"

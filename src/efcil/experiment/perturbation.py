@@ -13,13 +13,14 @@ from torch import Tensor
 from efcil import seeds
 from efcil.core import perturbation
 from efcil.data.images import Dataset
-from efcil.data.sources import SourceOptions, load_dataset
+from efcil.data.sources import load_dataset
 from efcil.engine import hardware
 from efcil.engine.evaluate import TestImages
 from efcil.errors import DataError, RunFolderError, SettingsError
 from efcil.evaluation.probes import Perturbation
 from efcil.experiment import shared_tasks
 from efcil.model.in_memory import Model
+from efcil.resolution import source_options
 from efcil.runfolder import RunFolder
 from efcil.settings import Settings
 
@@ -71,8 +72,8 @@ def perturb(
 
 
 def _loaded(settings: Settings) -> Dataset:
-    options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
-    return load_dataset(settings.dataset, None if settings.data is None else Path(settings.data), options)
+    place = None if settings.data is None else Path(settings.data)
+    return load_dataset(settings.dataset, place, source_options(settings))
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import Dataset
 from efcil.data.scenario import Scenario, class_order, make_scenario
 from efcil.data.store import TaskImages
+from efcil.data.whole import task_images
 from efcil.engine import hardware
 from efcil.engine.evaluate import TestImages
 from efcil.engine.lifecycle import Blueprint
@@ -27,7 +28,7 @@ from efcil.methods.base import Task, Traits
 from efcil.model.card import made_with
 from efcil.network import backbones
 from efcil.network.backbones import Backbone
-from efcil.resolution import Resolved, identity, resolve
+from efcil.resolution import Resolved, chosen_class_order, identity, resolve
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Recipe, Settings
 
@@ -37,7 +38,7 @@ _MEGABYTE = 1 << 20
 def make_run_scenario(settings: Settings, dataset: Dataset) -> Scenario:
     """Return the class order and the tasks that the settings ask for."""
     classes = dataset.number_of_classes
-    order = class_order(settings.class_order, classes, settings.effective_class_seed, dataset.class_names)
+    order = class_order(chosen_class_order(settings), classes, settings.effective_class_seed, dataset.class_names)
     return make_scenario(
         settings.scenario,
         classes,
@@ -157,9 +158,23 @@ class Plan:
         """Return whether training for task `index` starts with an untrained network."""
         return index == 0 or self.joint
 
-    def later_epochs(self, index: int) -> int:
-        """Return the total number of epochs of the tasks after task `index`."""
-        return sum(self.recipe(task).epochs for task in range(index + 1, self.tasks) if self.is_measured(task))
+    def later_tasks(self, index: int) -> list[int]:
+        """Return the tasks after task `index` that are trained and tested."""
+        return [task for task in range(index + 1, self.tasks) if self.is_measured(task)]
+
+    def later_epochs(self, index: int) -> float:
+        """Return how much there is to train after task `index`, in epochs of that task: they differ in images."""
+        trained = [task for task in self.later_tasks(index) if self.joint or self.traits.trains_later]
+        work = sum(self.recipe(task).epochs * self._number_of_images(task) for task in trained)
+        return work / max(self._number_of_images(index), 1)
+
+    def _number_of_images(self, index: int) -> int:
+        task = self.task(index)
+        return int(self._images_of_classes[task.first_class : task.seen].sum())
+
+    @cached_property
+    def _images_of_classes(self) -> np.ndarray:
+        return np.bincount(self.labels, minlength=self.scenario.number_of_classes)
 
     def task(self, index: int) -> Task:
         """Return which classes are trained for task `index`: its own, or all so far if training is joint."""
@@ -190,7 +205,7 @@ class Plan:
         if len(chosen) == 0:
             raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
         assert self.resolved.augmentation is not None
-        return TaskImages(
+        return task_images(
             self.dataset.train.images,
             self.labels,
             augmentation=make_augmentation(self.resolved.augmentation),

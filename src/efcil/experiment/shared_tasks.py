@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from efcil import ranks
+from efcil.data.deferred import DeferredImages
 from efcil.data.images import Dataset, ImageSet
 from efcil.engine import checkpoint
 from efcil.settings import Recipe
@@ -31,6 +32,8 @@ SAMPLED_IMAGES = 1024
 def fingerprint(dataset: Dataset) -> str:
     """Return a digest of the training data: all labels, classes and normalisation, and up to 1,024 of the images."""
     facts = [dataset.name, dataset.train.images.shape, dataset.class_names, dataset.mean, dataset.std]
+    if isinstance(dataset.train.images, DeferredImages):
+        facts.append(dataset.train.images.description)
     return _digest(facts, dataset.train)
 
 
@@ -42,8 +45,11 @@ def data_digest(dataset: Dataset, training: str | None = None) -> str:
 def _digest(facts: Sequence[Any], images: ImageSet) -> str:
     total = hashlib.sha256(json.dumps(facts).encode())
     total.update(np.ascontiguousarray(images.labels).tobytes())
-    for row in np.unique(np.linspace(0, len(images) - 1, SAMPLED_IMAGES).astype(int)):
-        total.update(np.ascontiguousarray(images.images[row]).tobytes())
+    rows = np.unique(np.linspace(0, len(images) - 1, SAMPLED_IMAGES).astype(int))
+    # Images that are decoded now are decoded together, on all cores.
+    sampled = np.asarray(images.images[rows]) if isinstance(images.images, DeferredImages) else images.images
+    for row in range(len(rows)) if isinstance(images.images, DeferredImages) else rows:
+        total.update(np.ascontiguousarray(sampled[row]).tobytes())
     return total.hexdigest()
 
 

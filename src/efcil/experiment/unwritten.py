@@ -10,6 +10,10 @@ from efcil.runfolder import RunFolder
 class UnwrittenFolder(RunFolder):
     """Leaves all writing to the first process of a run."""
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Read nothing: only the first process uses what is there."""
+        return []
+
     def append_metrics(self, values: Any) -> None:
         """Write nothing."""
 

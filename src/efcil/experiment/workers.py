@@ -22,13 +22,18 @@ from pathlib import Path
 from efcil.engine import checkpoint
 from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.progress import EVERY_SECONDS, FIRST_SECONDS
 from efcil.environment import COMMAND_VARIABLE, command
-from efcil.errors import TrainingError
+from efcil.errors import SettingsError, TrainingError
 from efcil.experiment.shared_tasks import STEM
+from efcil.output import duration
 from efcil.resolution import to_yaml
 from efcil.settings import Settings
+from efcil.watching import Watched
 
 POLL_SECONDS = 0.2
+#: The exit code of a command that names a mistake in its settings or data.
+MISTAKE = 2
 MPS_CONTROL = "nvidia-cuda-mps-control"
 MPS_TOTAL_SHARE = 200
 
@@ -60,6 +65,7 @@ def run_jobs(
     say: Callable[[str], None],
     gpus: Sequence[str] = (),
     debug: bool = False,
+    log: Sequence[str] = (),
 ) -> dict[int, Exception]:
     """Run all jobs, `slots` at a time on each of the `gpus` that are named, or on the one that the settings choose.
 
@@ -73,11 +79,17 @@ def run_jobs(
         StopRequest() as stop,
         mps(say, together) if together > 1 else contextlib.nullcontext(dict(os.environ)) as environment,
     ):
-        return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus, debug).run(stop)
+        scheduler = _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus, debug, log)
+        return scheduler.run(stop)
 
 
 def worker_command(
-    job: Job, output: Path, scratch: Path, checkpoint_steps: int | None, debug: bool = False
+    job: Job,
+    output: Path,
+    scratch: Path,
+    checkpoint_steps: int | None,
+    debug: bool = False,
+    log: Sequence[str] = (),
 ) -> list[str]:
     """Return the command that trains one run, its settings written to a file in `scratch`."""
     config = scratch / f"{job.number}.yaml"
@@ -85,6 +97,8 @@ def worker_command(
     command = [sys.executable, "-m", "efcil", "run", "--config", str(config), "--output", str(output), "--quiet"]
     if debug:
         command.append("--debug")
+    if log:
+        command += ["--log", *log]
     return command if checkpoint_steps is None else [*command, "--checkpoint-steps", str(checkpoint_steps)]
 
 
@@ -100,10 +114,13 @@ class _Scheduler:
         environment: Mapping[str, str],
         gpus: Sequence[str],
         debug: bool,
+        log: Sequence[str] = (),
     ) -> None:
+        self.log = log
         self.gpus = gpus
         self.debug = debug
         self.waiting = list(jobs)
+        self.number = len(jobs)
         self.running: list[_Worker] = []
         self.failures: dict[int, Exception] = {}
         self.output = output
@@ -112,6 +129,9 @@ class _Scheduler:
         self.say = say
         self.scratch = scratch
         self.environment = {**environment, COMMAND_VARIABLE: command()}
+        self.clock = time.monotonic
+        self._watched: dict[Path, Watched] = {}
+        self._line = self.clock() - EVERY_SECONDS + FIRST_SECONDS
 
     def run(self, stop: StopRequest) -> dict[int, Exception]:
         try:
@@ -121,10 +141,24 @@ class _Scheduler:
                 self._collect()
                 while (gpu := self._free_gpu()) is not None and (job := self._next()) is not None:
                     self._start(job, gpu)
+                self.say_if_due()
                 time.sleep(POLL_SECONDS)
         finally:
             self._stop_all()
         return self.failures
+
+    def say_if_due(self) -> None:
+        """Say by the clock how far the runs are: their own lines are in their logs."""
+        if self.clock() - self._line < EVERY_SECONDS or not self.running:
+            return
+        self._line = self.clock()
+        seen = [self._watched.setdefault(each.job.folder, Watched(each.job.folder)).look() for each in self.running]
+        left = [each.seconds_left for each in seen if each.seconds_left is not None]
+        waiting = f", {len(self.waiting)} wait" if self.waiting else ""
+        rest = f"{duration(max(left))} left of those that run" if left else "time left not known yet"
+        tasks = ", ".join(f"task {min(each.task + 1, each.tasks)}/{each.tasks}" for each in seen if each.tasks)
+        where = f" ({tasks})" if tasks else ""
+        self.say(f"{len(self.running)} of {self.number} runs train{where}{waiting}; {rest}")
 
     def _free_gpu(self) -> int | None:
         """Return the GPU with the fewest runs, None if all are full."""
@@ -144,7 +178,7 @@ class _Scheduler:
         errors = self.scratch / f"{job.number}.err"
         with open(errors, "wb") as stream:
             process = subprocess.Popen(
-                worker_command(job, self.output, self.scratch, self.checkpoint_steps, self.debug),
+                worker_command(job, self.output, self.scratch, self.checkpoint_steps, self.debug, self.log),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
@@ -167,8 +201,9 @@ class _Scheduler:
             if self.debug:
                 print(_printed(worker.errors), file=sys.stderr, flush=True)
             reason = _last_words(worker.errors) or f"The process ended with code {code}; see {worker.job.folder}."
-            self.failures[worker.job.number] = TrainingError(reason)
-            self.say(f"{worker.job.folder}: failed. {reason}")
+            known = reason in map(str, self.failures.values())
+            self.failures[worker.job.number] = (SettingsError if code == MISTAKE else TrainingError)(reason)
+            self.say(f"{worker.job.folder}: failed{', for the same reason.' if known else f'. {reason}'}")
 
     def _stop_all(self) -> None:
         """Ask the running processes to save and exit, and wait for them."""

@@ -10,13 +10,17 @@ from typing import Any
 
 from efcil import safe_yaml
 from efcil.errors import SettingsError, unknown
+from efcil.settings.benchmark import SAME_DATASET
 from efcil.settings.options import build, show
 from efcil.settings.recipe import Recipe
 
 FIRST_TASK = "first_task"
 #: The preset whose recipes are for networks with pre-trained weights.
 PRETRAINED = "pretrained"
-_KEYS = ("network", "augmentation", "by_image_size", "named_by_data", "first_task", "later", "methods")
+_KEYS = (
+    *("network", "augmentation", "by_image_size", "named_by_data", "class_order", "images_per_class"),
+    *("first_task", "later", "methods"),
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Preset:
     families: Mapping[str, Recipe]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     named_by_data: bool = False  # the folder, not the dataset's name, says which images these are
+    class_order: str = "efc"
+    images_per_class: str = "all"
 
     @property
     def pretrained(self) -> bool:
@@ -78,7 +84,9 @@ def presets() -> tuple[str, ...]:
 
 @cache
 def load_preset(dataset: str) -> Preset:
-    """Return the preset of a dataset."""
+    """Return the preset of a dataset; hub:OWNER/NAME has the preset `hub`."""
+    family = dataset.partition(":")[0]
+    dataset = SAME_DATASET.get(dataset, family if family in presets() else dataset)
     if dataset not in presets():
         raise unknown("preset", dataset, presets())
     name = f"presets/{dataset}.yaml"
@@ -114,6 +122,8 @@ def parse_preset(text: str, dataset: str, source: str) -> Preset:
             families={str(name): _read_recipe(values, f"later: {name}") for name, values in content["later"].items()},
             methods=_read_methods(content.get("methods", {})),
             named_by_data=bool(content.get("named_by_data", False)),
+            class_order=str(content.get("class_order", "efc")),
+            images_per_class=str(content.get("images_per_class", "all")),
         )
     except safe_yaml.YamlError as error:
         raise SettingsError(f"The preset {source} is not valid YAML: {error}.") from None

@@ -69,8 +69,7 @@ Settings of a method are changed with `--set efm_weight=5` or, in a file, under 
 methods each one takes the settings that it has. A setting that has no effect with the others, such as `drift_sigma`
 with `prototype_update=none`, is refused; in a grid it is left out of the runs that do not use it. The preset of a
 dataset may also change settings, if its benchmark uses a method differently from the method's authors; `--set`
-overrides the preset. The presets of imagenet and imagenet-subset are for `efcil learn --preset`: `efcil run` cannot
-read these datasets yet.
+overrides the preset.
 """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from efcil import presets
 from efcil.errors import SettingsError
+from efcil.resolution.data import CHOICES, chosen_class_order, chosen_images_per_class, content_identity
 from efcil.resolution.naming import scenario_name, weights_identity
 from efcil.resolution.resolve import resolve
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
@@ -28,7 +28,7 @@ def identity(settings: Settings) -> dict[str, Any]:
         "scenario": scenario_name(settings),
         "seed": settings.seed,
         "class_seed": settings.effective_class_seed,
-        "class_order": class_order_identity(settings.class_order),
+        "class_order": class_order_identity(chosen_class_order(settings)),
         "held_out": settings.held_out,
         "image_size": settings.image_size,
         "network": resolved.network,
@@ -37,6 +37,11 @@ def identity(settings: Settings) -> dict[str, Any]:
         "path": settings.path,
         "deterministic": settings.deterministic,
     }
+    for name in CHOICES:
+        if (value := getattr(settings, name)) is not None:
+            by_name[name] = content_identity(value) if name == "class_list" else value
+    if (images := chosen_images_per_class(settings)) != "all":
+        by_name["images_per_class"] = images
     if settings.weights is not None:
         by_name["weights"] = weights_identity(settings.weights)
     if settings.input_size is not None:
@@ -60,16 +65,12 @@ def class_order_identity(class_order: str) -> str:
     """Return what identifies a class order: its name, or a digest of the content of its file."""
     if class_order in NAMED_CLASS_ORDERS:
         return class_order
-    path = Path(class_order).expanduser()
-    if not path.is_file():
-        return class_order
-    # The content of the file counts, not its path.
-    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    return content_identity(class_order)
 
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the differences between two identities: dotted name -> (stored, wanted)."""
-    old, new = _flatten(_completed(stored)), _flatten(_completed(wanted))
+    old, new = flatten(_completed(stored)), flatten(_completed(wanted))
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
 
 
@@ -102,11 +103,12 @@ def recipe_as_implied(method: str, preset: str, values: Mapping[str, Any]) -> di
     return {"gradient_clip": recipe.gradient_clip, "normalisation": recipe.normalisation}
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values with dotted names."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{name}."))
+            flat.update(flatten(value, f"{prefix}{name}."))
         else:
             flat[prefix + name] = value
     return flat

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil import presets
+from efcil.resolution.data import CHOICES, content_identity
 from efcil.resolution.resolve import resolve, typed_overrides
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
 from efcil.settings.options import options, show
@@ -44,11 +45,14 @@ def label(settings: Settings, *, whole: bool = False) -> str:
     if settings.weights is not None:
         parts.append(f"weights={Path(settings.weights).stem}{_digits(weights_identity(settings.weights))}")
     names = ("class_order", "class_seed", "held_out", "image_size", "input_size", "classifier", *_FROM_PRESET)
-    for name in names:
+    for name in (*names, "images_per_class", *CHOICES):
         value = getattr(settings, name)
         if value != defaults[name]:
             is_file = name == "class_order" and value not in NAMED_CLASS_ORDERS
-            parts.append(f"{name}={Path(value).stem if is_file else show(value)}")
+            if name == "class_list":
+                parts.append(f"{name}={Path(value).stem}{_digits(content_identity(value))}")
+            else:
+                parts.append(f"{name}={Path(value).stem if is_file else show(value)}")
     for name in ("precision", "path", "deterministic"):
         if getattr(settings, name) != defaults[name]:
             parts.append(f"{name}={show(getattr(settings, name))}")
@@ -93,6 +97,11 @@ def _simplify(settings: Settings) -> Settings:
         without = replace(settings, overrides={k: v for k, v in settings.overrides.items() if k != name})
         if resolve(without) == target:
             settings = without
+    preset = presets.load_preset(settings.preset)
+    if settings.class_order == preset.class_order:
+        settings = replace(settings, class_order=None)
+    if settings.images_per_class == preset.images_per_class:
+        settings = replace(settings, images_per_class=None)
     for name in (name for name in _FROM_PRESET if getattr(settings, name) is not None):
         open_again: dict[str, Any] = {name: None}
         without = replace(settings, **open_again)

@@ -11,6 +11,8 @@ from efcil.settings.training import TrainingSettings
 
 CUSTOM = "custom"
 NAMED_CLASS_ORDERS = ("efc", "icarl", "efc-imagenet", "natural")
+#: Other names of datasets.
+SAME_DATASET = {"imagenet": "imagenet-1k"}
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,11 @@ class Settings(TrainingSettings):
         group="scenario",
         minimum=1,
     )
-    class_order: str = option(
-        "efc",
-        "Order of the classes: efc (the shuffle of the paper's authors), icarl (seed 1993), efc-imagenet "
-        "(the authors' order of ImageNet-1K, the same for all seeds), natural, or a file.",
+    class_order: str | None = option(
+        None,
+        "Order of the classes, by default the preset's, which is efc but for imagenet-1k: efc (the shuffle of the "
+        "paper's authors), icarl (seed 1993), efc-imagenet (the authors' order of ImageNet-1K, the same for all "
+        "seeds), natural, or a file.",
         nargs="+",
         group="scenario",
     )
@@ -60,9 +63,42 @@ class Settings(TrainingSettings):
         minimum=0,
         maximum=1,
     )
+    class_list: str | None = option(
+        None,
+        "Which classes are used, of datasets that allow a choice: a file with one class per line. For imagenet-subset "
+        "also first (the first 100 ids, as in the paper, its default) or lucir (100 ids drawn with seed 1993).",
+        group="data",
+        after="image_size",
+    )
+    images_per_class: str | None = option(
+        None,
+        "Training images of a class, by default the preset's: all, mean (at most the mean number of images of a class, "
+        "as EFC's authors have it; the default of imagenet-1k and imagenet-subset), or a number. The first ones are "
+        "kept.",
+        group="data",
+    )
+    stored_side: int | None = option(
+        None,
+        "Datasets of large photographs (imagenet-1k, imagenet-subset, cub200, domainnet): training images with a "
+        "longer shorter side are shrunk to this many pixels before crops are cut from them (default: 512, domainnet: "
+        "256). Less saves memory.",
+        group="data",
+        minimum=1,
+    )
+    columns: str | None = option(
+        None,
+        "Columns of a dataset of the Hub with images and labels, if there are several: image,label.",
+        group="data",
+    )
+    splits: str | None = option(
+        None,
+        "Splits of a dataset of the Hub for training and testing, if others are wanted: train,validation.",
+        group="data",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "dataset", SAME_DATASET.get(self.dataset, self.dataset))
         object.__setattr__(self, "preset", self.dataset)
         if self.held_out is not None and not 0 < self.held_out < 1:
             raise SettingsError(

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from efcil.data.images import Dataset, ImageSet
-from efcil.errors import DataError, SettingsError, unknown
+from efcil.errors import DataError, SettingsError, shortened, unknown
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,23 @@ class SourceOptions:
     image_size: int | None = None  # side of the square images, if the files do not determine it
     seed: int = 0  # of the choice of held-out images
     workers: int | None = None  # threads that decode; None: one per processor core
+    images_per_class: str = "all"  # of the training images: all, mean (of the classes), or a number
+    class_list: str | None = None  # which classes: a name that the source knows, or a file with one per line
+    stored_side: int | None = None  # shorter side to which larger whole images are shrunk
+    columns: str | None = None  # "image,label": columns of Parquet files
+    splits: str | None = None  # "train,test": splits of a dataset of the Hub
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a published dataset has; None where that is not known. Pairs are the fewest and most images of a class."""
+
+    classes: int | None = None
+    train: int | None = None
+    test: int | None = None
+    train_of_class: tuple[int, int] | None = None
+    test_of_class: tuple[int, int] | None = None
+    in_both: int | None = None  # test images that are also training images, pixel by pixel
 
 
 class Source(abc.ABC):
@@ -41,6 +58,9 @@ class Source(abc.ABC):
     needs_path: ClassVar[bool]
     splits_itself: ClassVar[bool] = True  # it has its own test set, which held-out images may replace
     fixed_size: ClassVar[int | None] = None  # the side of its images, if that cannot be chosen
+    known: ClassVar[Known | None] = None  # what `efcil data verify` compares its files with
+    uses: ClassVar[tuple[str, ...]] = ()  # options that only some sources have a use for
+    class_lists: ClassVar[tuple[str, ...]] = ()  # names of lists of classes, besides files
 
     @abc.abstractmethod
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
@@ -63,6 +83,17 @@ class Source(abc.ABC):
             raise SettingsError(f"image_size must be at least 1, not {options.image_size}.")
         if options.workers is not None and options.workers < 1:
             raise SettingsError(f"workers must be at least 1, not {options.workers}.")
+        most_images(options.images_per_class, 1, 1)
+        for name in ("class_list", "stored_side", "columns", "splits"):
+            if getattr(options, name) is not None and name not in self.uses:
+                raise SettingsError(f"{self.title} has no use for {name}. Leave it out.")
+        listed = options.class_list
+        if listed is not None and listed not in self.class_lists and not Path(listed).expanduser().is_file():
+            raise SettingsError(f"{unknown('list of classes', listed, self.class_lists)} It is not a file either.")
+
+    def named(self, name: str) -> Source:
+        """Return the source for the dataset called `name`, of sources that read many: hub:OWNER/NAME."""
+        raise SettingsError(f"{self.title} is one dataset; leave out {':' + name!r}.")
 
 
 def sources() -> dict[str, Source]:
@@ -79,15 +110,47 @@ def sources() -> dict[str, Source]:
 
 def load_dataset(name: str, path: Path | None = None, options: SourceOptions | None = None) -> Dataset:
     """Load the dataset called `name` from `path` (None if it needs none)."""
-    available = sources()
-    if name not in available:
-        raise unknown("dataset", name, available)
-    source, options = available[name], options or SourceOptions()
+    source, options = find_source(name), options or SourceOptions()
     path = None if path is None else path.expanduser()
     source.check(path, options)
     if options.held_out is None or not source.splits_itself:
-        return source.load(path, options)
-    return held_out_of(source.load(path, replace(options, held_out=None)), options.held_out, options.seed)
+        return limited(source.load(path, options), options.images_per_class)
+    dataset = limited(source.load(path, replace(options, held_out=None)), options.images_per_class)
+    return held_out_of(dataset, options.held_out, options.seed)
+
+
+def find_source(name: str) -> Source:
+    """Return the source of the dataset called `name`; hub:OWNER/NAME is one of the source `hub`."""
+    available = sources()
+    family, colon, rest = name.partition(":")
+    if colon and family in available:
+        return available[family].named(rest)
+    if name not in available:
+        raise unknown("dataset", name, available)
+    return available[name]
+
+
+def most_images(images_per_class: str, images: int, classes: int) -> int | None:
+    """Return how many training images a class may have, of `images` of `classes`; None if there is no limit."""
+    if images_per_class == "all":
+        return None
+    if images_per_class == "mean":
+        return images // classes
+    if not images_per_class.isdecimal() or len(images_per_class) > 9 or int(images_per_class) < 1:
+        raise SettingsError(
+            f"images_per_class is all, mean or a number of at least 1, but it is {shortened(images_per_class)!r}."
+        )
+    return int(images_per_class)
+
+
+def limited(dataset: Dataset, images_per_class: str) -> Dataset:
+    """Return the dataset with at most so many training images of a class: the first ones, in their order."""
+    labels = dataset.train.labels
+    most = most_images(images_per_class, len(labels), dataset.number_of_classes)
+    if most is None or len(labels) == 0 or dataset.train.class_counts(dataset.number_of_classes).max() <= most:
+        return dataset
+    kept = np.sort(np.concatenate([np.flatnonzero(labels == label)[:most] for label in np.unique(labels)]))
+    return replace(dataset, train=ImageSet(dataset.train.images[kept], labels[kept]))
 
 
 def held_out_of(dataset: Dataset, share: float, seed: int) -> Dataset:

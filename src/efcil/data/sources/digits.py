@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from efcil.data.images import Dataset, ImageSet
-from efcil.data.sources import Source, SourceOptions
+from efcil.data.sources import Known, Source, SourceOptions
 from efcil.errors import SettingsError
 
 
@@ -23,6 +23,7 @@ class Digits(Source):
     expected = "No files are needed: the images come with scikit-learn."
     needs_path = False
     fixed_size = 8
+    known = Known(10, 1442, 355, in_both=0)
 
     # Mean and standard deviation of the training pixels, as shares of 255.
     mean = 0.3054

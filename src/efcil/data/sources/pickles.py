@@ -135,8 +135,11 @@ _Unpickler.dispatch = dict.fromkeys(range(256), _refuse)
 _Unpickler.dispatch |= {getattr(pickle, name)[0]: _checked(name) for name in _STEPS.split()}
 
 
-def read_pickle(content: bytes, where: str) -> dict[str, Any]:
-    """Return the dictionary pickled in `content`, keys as text, arrays as NumPy arrays; `where` names it in errors."""
+def read_pickle(content: bytes, where: str, title: str = "CIFAR-100") -> dict[str, Any]:
+    """Return the dictionary pickled in `content`, keys as text, arrays as NumPy arrays.
+
+    Errors name `where` it is from and the `title` of its dataset.
+    """
     try:
         loaded = _Unpickler(content).load()
         if not isinstance(loaded, dict):
@@ -149,6 +152,6 @@ def read_pickle(content: bytes, where: str) -> dict[str, Any]:
         }
     except Exception as error:  # damaged pickles may raise almost anything
         raise DataError(
-            f"{where} is refused: it is not a pickled CIFAR-100 file ({shortened(str(error), 200)}). "
-            "Download the original archive, cifar-100-python.tar.gz, again."
+            f"{where} is refused: it is not a pickled {title} file ({shortened(str(error), 200)}). "
+            "Download the original archive again."
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def find_shards(folder: Path, test: str = "test") -> dict[str, list[Path]] | Non
         for shard in shards:
             if not shard.is_file():  # a pipe might never end
                 raise DataError(f"{shard} is not a regular file. Give a folder with the files of the dataset.")
-        _refuse_gaps(shards)
+        refuse_gaps(shards)
     return found
 
 
@@ -81,19 +81,27 @@ def class_names(shard: Path, label_column: str) -> tuple[str, ...] | None:
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
+def schema_of(shard: Path) -> Any:
+    """Return the names and types of a shard's columns."""
+    return _open(shard).schema_arrow
+
+
+def features(shard: Path) -> dict[str, str]:
+    """Return what the Hub says of columns, such as Image or ClassLabel; nothing if it says nothing."""
+    metadata = _open(shard).schema_arrow.metadata or {}
+    try:
+        found = parse(metadata[b"huggingface"].decode())["info"]["features"]
+        return {str(name): str(facts["_type"]) for name, facts in found.items() if "_type" in facts}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+
+
 def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Rows]:
     """Yield the rows of a shard, one row group at a time; errors name the shard and, if known, the row."""
     opened = _open(shard)
-    available = opened.schema_arrow.names
-    for column in (image_column, label_column):
-        if column not in available:
-            raise DataError(
-                f"{shard} has no column {column!r} (it has {', '.join(available)}). "
-                "Check that the file belongs to this dataset."
-            )
-    _check_types(opened.schema_arrow, shard, image_column, label_column)
+    _check_columns(opened, shard, image_column, label_column)
     start = 0
-    for table in _tables(opened, shard, image_column, label_column):
+    for table in _tables(opened, shard, image_column, label_column, range(opened.metadata.num_row_groups)):
         contents = _image_bytes(table.column(image_column))
         labels = _labels(table.column(label_column), shard, label_column, start)
         images = []
@@ -109,6 +117,71 @@ def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Row
     if start != opened.metadata.num_rows:
         named = opened.metadata.num_rows
         raise DataError(f"{shard} holds {start} rows or more, but names {named}. Download it again.")
+
+
+def read_labels(shard: Path, image_column: str, label_column: str) -> np.ndarray:
+    """Return the labels of a shard without reading its images."""
+    import pyarrow
+
+    opened = _open(shard)
+    _check_columns(opened, shard, image_column, label_column)
+    try:
+        table = opened.read(columns=[label_column])
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _broken(shard, error) from error
+    labels = _labels(table.column(label_column), shard, label_column, 0)
+    if len(labels) != opened.metadata.num_rows:
+        raise DataError(f"{shard} holds {len(labels)} labels, but names {opened.metadata.num_rows}. Download it again.")
+    return labels
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSupply:
+    """Images in the row groups of shards, read group by group; `ends` are the numbers of images up to each group."""
+
+    image_column: str
+    groups: tuple[tuple[Path, int], ...]
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, shards: list[Path], image_column: str) -> ShardSupply:
+        """Return the images of shards; only their footers are read."""
+        groups, counts = [], []
+        for shard in shards:
+            facts = _open(shard).metadata
+            groups += [(shard, group) for group in range(facts.num_row_groups)]
+            counts += [facts.row_group(group).num_rows for group in range(facts.num_row_groups)]
+        return cls(image_column, tuple(groups), np.cumsum([0, *counts]))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def read(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[Encoded]]]:
+        """Yield the images called `rows`, one row group at a time; groups without any of them are not read."""
+        groups = np.searchsorted(self.ends, rows, side="right") - 1
+        order = np.argsort(groups, kind="stable")
+        needed, starts = np.unique(groups[order], return_index=True)
+        places_of = dict(zip(needed.tolist(), np.split(order, starts[1:]), strict=True))
+        for shard, members in itertools.groupby(needed.tolist(), key=lambda group: self.groups[group][0]):
+            for group, contents in self._contents(shard, list(members)):
+                places = places_of[group]
+                yield places, [contents[row - self.ends[group]] for row in rows[places]]
+
+    def _contents(self, shard: Path, groups: list[int]) -> Iterator[tuple[int, list[Encoded]]]:
+        """Yield the images of some row groups of a shard."""
+        begin = self.ends[next(group for group, (file, _) in enumerate(self.groups) if file == shard)]
+        tables = _tables(_open(shard), shard, self.image_column, None, [self.groups[group][1] for group in groups])
+        for group, table in zip(groups, tables, strict=True):
+            contents = list(_image_bytes(table.column(self.image_column)))
+            if len(contents) != self.ends[group + 1] - self.ends[group]:
+                raise DataError(f"{shard} does not hold the rows that it names. Download it again.")
+            found = []
+            for row, content in enumerate(contents, start=int(self.ends[group] - begin)):
+                where = f"The image in row {row} of {shard}"
+                if content is None:
+                    raise DataError(f"{where} is missing. Download the file again.")
+                found.append(Encoded(content, where))
+            yield group, found
 
 
 @dataclass(frozen=True)
@@ -159,8 +232,21 @@ def check_labels(labels: np.ndarray, layout: Layout, where: str, start: int) -> 
         )
 
 
-def _tables(opened: Any, shard: Path, image_column: str, label_column: str) -> Iterator[Any]:
-    """Yield the two columns, some rows at a time; groups that would fill the memory are refused before they are read.
+def _check_columns(opened: Any, shard: Path, image_column: str, label_column: str) -> None:
+    available = opened.schema_arrow.names
+    for column in (image_column, label_column):
+        if column not in available:
+            raise DataError(
+                f"{shard} has no column {column!r} (it has {', '.join(available)}). "
+                "Check that the file belongs to this dataset."
+            )
+    _check_types(opened.schema_arrow, shard, image_column, label_column)
+
+
+def _tables(
+    opened: Any, shard: Path, image_column: str, label_column: str | None, groups: Iterable[int]
+) -> Iterator[Any]:
+    """Yield the columns, some rows at a time; groups that would fill the memory are refused before they are read.
 
     Equal images are stored once in a file, and once in memory: a small file can refer to a large image many times.
     """
@@ -168,11 +254,12 @@ def _tables(opened: Any, shard: Path, image_column: str, label_column: str) -> I
     from pyarrow import parquet
 
     leaf = f"{image_column}.bytes" if _is_struct(opened, image_column) else image_column
+    columns = (leaf,) if label_column is None else (leaf, label_column)
     try:
         reader = parquet.ParquetFile(shard, read_dictionary=[leaf])
-        for group in range(opened.metadata.num_row_groups):
-            _refuse_large(opened.metadata.row_group(group), (leaf, label_column), shard)
-            yield reader.read_row_group(group, columns=[leaf, label_column], use_threads=True)
+        for group in groups:
+            _refuse_large(opened.metadata.row_group(group), columns, shard)
+            yield reader.read_row_group(group, columns=list(columns), use_threads=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise _broken(shard, error) from error
 
@@ -193,7 +280,8 @@ def _is_struct(opened: Any, column: str) -> bool:
     return bool(pyarrow.types.is_struct(opened.schema_arrow.field(column).type))
 
 
-def _refuse_gaps(shards: list[Path]) -> None:
+def refuse_gaps(shards: list[Path]) -> None:
+    """Refuse numbered shards of which some are missing."""
     numbered = [(int(match[1]), int(match[2])) for shard in shards if (match := _NUMBERED.search(shard.name))]
     for total in {total for _, total in numbered}:
         found = {number for number, of in numbered if of == total}

@@ -11,7 +11,7 @@ from efcil.data.cache import Allocate, Built, Decoded, Request, load_or_build
 from efcil.data.checksum import checksum_contents, checksum_listing
 from efcil.data.decode import Fit
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
-from efcil.data.sources import Source, SourceOptions
+from efcil.data.sources import Known, Source, SourceOptions
 from efcil.data.sources.listing import Files, build_from_files, images_below, images_of_class, labelled, visible_folders
 from efcil.data.sources.shards import Layout, class_names, decode_shards, find_shards
 from efcil.errors import DataError
@@ -34,6 +34,7 @@ class TinyImagenet(Source):
     )
     needs_path = True
     fixed_size = 64
+    known = Known(200, 100_000, 10_000, (500, 500), (50, 50), in_both=7)
 
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
         """Return Tiny-ImageNet from `path`, with the classes that are there."""

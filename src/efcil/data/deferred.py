@@ -1,0 +1,140 @@
+"""Images that are decoded when a task needs them, not before: datasets whose decoded images would fill a disk.
+
+Only the current task is ever decoded. Two views of an image can be had. `np.asarray(images)` gives the test view: the
+shorter side resized to 8/7 of the size of the input (256 for 224) and a square cut out of the centre. `whole()` gives
+the whole images, from which random crops are cut; only those with a shorter side beyond a bound are shrunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from efcil.activity import doing
+from efcil.data.decode import Bound, Encoded, Fit, decode_into
+
+#: Whole images decoded together before they are handed on, so that few of them are in memory twice.
+PIECE_IMAGES = 1024
+#: Most photographs of ImageNet are smaller (their usual shape is 500 x 375), so that they stay as they are.
+STORED_SIDE = 512
+
+
+class Supply(Protocol):
+    """Compressed images, read in the order in which that is fast."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[Encoded]]]:
+        """Yield the images called `rows` in pieces: the places in `rows` of some of them, and their contents."""
+
+
+@dataclass(frozen=True)
+class FileSupply:
+    """Images that are single files."""
+
+    paths: Sequence[Path]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[Encoded]]]:
+        """Yield the files in pieces; they are opened by whoever decodes them."""
+        for start in range(0, len(rows), PIECE_IMAGES):
+            places = np.arange(start, min(start + PIECE_IMAGES, len(rows)))
+            yield places, [Encoded(self.paths[row], str(self.paths[row])) for row in rows[places]]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What decoded images look like: the side of the input, and the largest shorter side of whole images."""
+
+    size: int
+    stored_side: int = STORED_SIDE
+
+    @property
+    def short_side(self) -> int:
+        """The shorter side from which the test view is cut: 256 for 224."""
+        return round(self.size * 256 / 224)
+
+    @property
+    def view(self) -> Fit:
+        """How the test view is decoded."""
+        return Fit(self.size, resize=True, short_side=self.short_side)
+
+
+@dataclass(frozen=True, eq=False)
+class DeferredImages:
+    """Images of a dataset that look like a uint8 array of N x size x size x 3, but are decoded when they are read.
+
+    A number gives one decoded image; a list of rows or a mask gives the same kind of object for fewer images.
+    """
+
+    supply: Supply
+    shapes: Shapes
+    rows: np.ndarray
+    workers: int | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, supply: Supply, shapes: Shapes, workers: int | None = None) -> DeferredImages:
+        """Return all images of a supply."""
+        return cls(supply, shapes, np.arange(len(supply)), workers)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the pixels."""
+        return np.dtype(np.uint8)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return 4
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of the decoded test views."""
+        return len(self.rows), self.shapes.size, self.shapes.size, 3
+
+    @cached_property
+    def description(self) -> str:
+        """What distinguishes these images from squares of the same size."""
+        return f"whole images, shorter side at most {self.shapes.stored_side}"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int | np.integer):
+            return np.asarray(self[[int(index)]])[0]
+        if isinstance(index, list):
+            index = np.asarray(index, np.int64)
+        return DeferredImages(self.supply, self.shapes, self.rows[index], self.workers)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Decode the test views."""
+        found = np.empty(self.shape, np.uint8)
+        for places, piece in self.views():
+            found[places] = piece
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    def views(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the test views in pieces: the places of some of them, and their pixels (count x size x size x 3)."""
+        with doing("images", len(self)) as work:
+            for places, encoded in self.supply.read(self.rows):
+                piece = np.empty((len(places), *self.shape[1:]), np.uint8)
+                decode_into(piece, encoded, self.shapes.view, self.workers)
+                work.done += len(places)
+                yield places, piece
+
+    def whole(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+        """Yield the whole images in pieces: the places of some of them, and their pixels (height x width x 3 each)."""
+        with doing("images", len(self)) as work:
+            for places, encoded in self.supply.read(self.rows):
+                pixels = [np.empty(0, np.uint8)] * len(places)
+                decode_into(pixels, encoded, Bound(self.shapes.stored_side), self.workers)
+                work.done += len(places)
+                yield places, pixels

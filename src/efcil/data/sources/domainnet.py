@@ -1,0 +1,80 @@
+"""DomainNet with the lists of DN4IL: 100 classes in each of six domains, one domain a task.
+
+A class of a domain is a class of its own, so that there are 600, in the order of the domains: with six tasks, every
+task is a domain. Classes that come back in later tasks cannot be expressed: a class belongs to one task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from efcil.data.images import Dataset
+from efcil.data.sources import Known, Source, SourceOptions
+from efcil.data.sources.listing import Files
+from efcil.data.sources.photographs import inside, photographs, read_table, whole_number
+from efcil.errors import DataError
+
+DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+MOST_CLASSES = 10_000
+#: EFC++ shrinks images to this shorter side before it cuts crops from them.
+_STORED_SIDE = 256
+
+
+class Domainnet(Source):
+    """Six domains of 100 classes each, as 600 classes: clipart/airplane is another one than sketch/airplane."""
+
+    name = "domainnet"
+    title = "DomainNet"
+    description = "DN4IL: 100 classes in each of 6 domains, as 600 classes; --tasks 6 makes every task a domain"
+    expected = (
+        "Expected: a folder with the images of DomainNet (clipart/, infograph/, painting/, quickdraw/, real/ and "
+        "sketch/, from https://ai.bu.edu/M3SDA) and the lists clipart_train.txt, clipart_test.txt and so on of DN4IL "
+        "(https://github.com/NeurAI-Lab/DN4IL-dataset); a line has the path of an image and the number of its class."
+    )
+    needs_path = True
+    uses = ("stored_side",)
+    known = Known(600)
+
+    def load(self, path: Path | None, options: SourceOptions) -> Dataset:
+        """Return the domains below `path`, to be decoded when they are needed."""
+        self.check(path, options)
+        assert path is not None
+        names, train, test = self.listed(path)
+        stored = options.stored_side or _STORED_SIDE
+        return photographs(self.name, train, test, names, replace(options, stored_side=stored))
+
+    def listed(self, path: Path) -> tuple[list[str], Files, Files]:
+        """Return the names of the classes, domain after domain, and the files of both splits."""
+        lines = {
+            (domain, split): self._lines(path, path / f"{domain}_{split}.txt")
+            for domain in DOMAINS
+            for split in ("train", "test")
+        }
+        classes = 1 + max(label for each in lines.values() for _, label in each)
+        names = [f"class {label}" for label in range(classes)]
+        for each in lines.values():
+            for file, label in each:
+                names[label] = file.parent.name
+        if len(set(names)) < classes:
+            raise DataError(f"The lists in {path} give two classes one name. {self.expected}")
+        splits = []
+        for split in ("train", "test"):
+            chosen = [
+                (file, place * classes + label)
+                for place, domain in enumerate(DOMAINS)
+                for file, label in lines[domain, split]
+            ]
+            splits.append(Files(tuple(file for file, _ in chosen), tuple(label for _, label in chosen)))
+        return [f"{domain}/{name}" for domain in DOMAINS for name in names], splits[0], splits[1]
+
+    def _lines(self, path: Path, file: Path) -> list[tuple[Path, int]]:
+        if not file.is_file():
+            raise DataError(f"{file} is missing. {self.expected}")
+        found = [
+            (inside(path, name, file), whole_number(label, 0, MOST_CLASSES, file))
+            for name, label in read_table(file, self.expected)
+        ]
+        if not found:
+            raise DataError(f"{file} names no image. {self.expected}")
+        return found

@@ -1,0 +1,255 @@
+"""ImageNet: all 1,000 classes of ILSVRC 2012 or 100 of them, as folders of JPEG files or as Parquet shards.
+
+Images are decoded task by task (data/deferred.py); nothing is written beside them.
+"""
+
+from __future__ import annotations
+
+import abc
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from efcil.data.deferred import DeferredImages, FileSupply, Shapes, Supply
+from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset, ImageSet
+from efcil.data.sources import Known, Source, SourceOptions
+from efcil.data.sources.classlist import listed_classes
+from efcil.data.sources.listing import Files, images_below, images_of_class, labelled, visible_folders
+from efcil.data.sources.photographs import shapes_of
+from efcil.data.sources.shards import ShardSupply, class_names, find_shards, read_labels
+from efcil.errors import DataError, SettingsError
+
+CLASSES, SUBSET_CLASSES = 1000, 100
+#: Folders that archives and other programs put around train/ and val/.
+_AROUND = ("", "imagenet", "imagenet_subset", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
+#: Lists of the labels of a validation folder without class folders: EFC's, Tiny-ImageNet's manner, Kaggle's.
+_ANNOTATIONS = ("val_100.txt", "val_1000.txt", "val.txt", "val_annotations.txt", "LOC_val_solution.csv")
+_NAMES = ("LOC_synset_mapping.txt", "words.txt")
+_LAYOUTS = (
+    "Expected: a folder with train/<id>/*.JPEG and either val/<id>/*.JPEG or val/*.JPEG with a list of their labels "
+    f"beside them or above ({', '.join(_ANNOTATIONS)}; a line has a file's name and its id, or the number of its class "
+    "in the sorted list). Or a folder with train*.parquet and validation*.parquet (columns image and label), as in the "
+    "dataset ILSVRC/imagenet-1k of the Hugging Face Hub. Both need an account: https://image-net.org/download."
+)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The images of a split, and the numbers of their classes among all that are there."""
+
+    supply: Supply
+    labels: np.ndarray
+
+
+class _Imagenet(Source):
+    needs_path = True
+    expected = _LAYOUTS
+    uses = ("class_list", "stored_side")
+
+    @abc.abstractmethod
+    def chosen(self, identifiers: Sequence[str], class_list: str | None) -> list[int]:
+        """Return which of the sorted identifiers are used, in that order."""
+
+    def load(self, path: Path | None, options: SourceOptions) -> Dataset:
+        """Return the images below `path`, to be decoded when they are needed."""
+        self.check(path, options)
+        assert path is not None
+        if not path.is_dir():
+            raise DataError(f"{path} is not a folder. {self.expected}")
+        identifiers, names, splits = self.listed(path, options)
+        used = self.chosen(identifiers, options.class_list)
+        shapes = shapes_of(options)
+        position = np.full(len(identifiers), -1)
+        position[used] = np.arange(len(used))
+        train, test = (_images(split, position, shapes, options.workers) for split in splits)
+        for label, number in enumerate(used):
+            if not (train.labels == label).any() or not (test.labels == label).any():
+                raise DataError(f"Class {identifiers[number]} has no training or no validation image in {path}.")
+        return Dataset(
+            name=self.name,
+            train=train,
+            test=test,
+            class_names=tuple(names[number] for number in used),
+            image_size=shapes.size,
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+        )
+
+    def listed(self, path: Path, options: SourceOptions) -> tuple[list[str], list[str], tuple[_Split, _Split]]:
+        """Return the sorted identifiers of all classes that are there, their names, and both splits."""
+        if shards := find_shards(path, "val"):
+            return _from_shards(shards)
+        return self._from_folders(path, options)
+
+    def _from_folders(self, path: Path, options: SourceOptions) -> tuple[list[str], list[str], tuple[_Split, _Split]]:
+        root = self._root(path)
+        identifiers = [folder.name for folder in visible_folders(root / "train")]
+        if len(identifiers) < 2:
+            raise DataError(f"{root / 'train'} holds {len(identifiers)} class folders. {self.expected}")
+        used = self.chosen(identifiers, options.class_list)  # other classes are not listed: that takes long
+
+        def below(folder: Path) -> Files:
+            wanted = set(used)
+            return labelled(
+                [images_of_class(folder / name) if number in wanted else [] for number, name in enumerate(identifiers)]
+            )
+
+        splits = (below(root / "train"), self._validation(path, root, identifiers, used, below))
+        train, test = (_Split(FileSupply(files.paths), np.array(files.labels, np.int64)) for files in splits)
+        return identifiers, _names(path, root, identifiers), (train, test)
+
+    def _root(self, path: Path) -> Path:
+        for name in _AROUND:
+            root = path / name
+            if (root / "train").is_dir():
+                if not (root / "val").is_dir():
+                    raise DataError(f"{root / 'val'} is missing, and with it the test images. {self.expected}")
+                return root
+        raise DataError(f"{path} holds no ImageNet: there is no folder train in it. {self.expected}")
+
+    def _validation(
+        self, path: Path, root: Path, identifiers: list[str], used: list[int], below: Callable[[Path], Files]
+    ) -> Files:
+        folder = root / "val"
+        if visible_folders(folder):
+            for number in used:
+                if not (folder / identifiers[number]).is_dir():
+                    raise DataError(
+                        f"{folder / identifiers[number]} is missing: its class has no validation images. "
+                        f"{self.expected}"
+                    )
+            return below(folder)
+        found = _first_file(_ANNOTATIONS, (folder, root, *_between(path, root)))
+        if found is None:
+            raise DataError(
+                f"The images in {folder} are not sorted into class folders, and there is no list of their labels "
+                f"({', '.join(_ANNOTATIONS)}). {self.expected}"
+            )
+        return _annotated(found, {image.name: image for image in images_below(folder)}, identifiers, set(used))
+
+
+class ImagenetSubset(_Imagenet):
+    """100 classes of ImageNet: by default those with the first 100 identifiers, as in the EFC paper."""
+
+    name = "imagenet-subset"
+    title = "ImageNet-Subset"
+    description = "100 classes of ImageNet, about 129,000 training and 5,000 validation images, 224 x 224 pixels"
+    class_lists = ("first", "lucir")
+    known = Known(SUBSET_CLASSES, None, 5_000, (732, 1300), (50, 50))
+
+    def chosen(self, identifiers: Sequence[str], class_list: str | None) -> list[int]:
+        """Return the first 100 identifiers, LUCIR's, or those of a file."""
+        if class_list in (None, "first"):
+            return list(range(len(identifiers)))[:SUBSET_CLASSES]
+        if class_list == "lucir":
+            return lucir_classes(identifiers)
+        return listed_classes(Path(class_list or ""), identifiers)
+
+
+class Imagenet1k(_Imagenet):
+    """All classes of ILSVRC 2012."""
+
+    name = "imagenet-1k"
+    title = "ImageNet-1K"
+    description = "1,000 classes, 1,281,167 training and 50,000 validation images, 224 x 224 pixels"
+    known = Known(CLASSES, 1_281_167, 50_000, (732, 1300), (50, 50))
+
+    def chosen(self, identifiers: Sequence[str], class_list: str | None) -> list[int]:
+        """Return all classes, or those of a file."""
+        return list(range(len(identifiers))) if class_list is None else listed_classes(Path(class_list), identifiers)
+
+
+def lucir_classes(identifiers: Sequence[str]) -> list[int]:
+    """Return the 100 classes of LUCIR, which are drawn from the 1,000 sorted identifiers with NumPy's seed 1993."""
+    if len(identifiers) != CLASSES:
+        raise SettingsError(
+            f"The list lucir is drawn from all {CLASSES} classes of ImageNet, but {len(identifiers)} are there. Give "
+            "the folder of all classes, or a file of identifiers as class_list."
+        )
+    return sorted(int(number) for number in np.random.RandomState(1993).permutation(CLASSES)[:SUBSET_CLASSES])
+
+
+def _images(split: _Split, position: np.ndarray, shapes: Shapes, workers: int | None) -> ImageSet:
+    labels = position[split.labels]
+    rows = np.flatnonzero(labels >= 0)
+    return ImageSet(DeferredImages(split.supply, shapes, rows, workers), labels[rows].astype(np.int64))
+
+
+def _from_shards(shards: dict[str, list[Path]]) -> tuple[list[str], list[str], tuple[_Split, _Split]]:
+    names = class_names(shards["train"][0], "label")
+    labels = {
+        split: np.concatenate([read_labels(file, "image", "label") for file in files])
+        for split, files in shards.items()
+    }
+    classes = max((int(each.max()) + 1 for each in labels.values() if len(each)), default=0)
+    if min((int(each.min()) for each in labels.values() if len(each)), default=0) < 0:
+        raise DataError(f"{shards['test'][0].parent} has images without a label (-1). Give the validation split.")
+    if names is None or len(set(names)) < max(classes, len(names)):
+        names = tuple(f"class {number}" for number in range(classes))
+    train, test = (_Split(ShardSupply.of(shards[split], "image"), labels[split]) for split in ("train", "test"))
+    return list(names), list(names), (train, test)
+
+
+def _between(path: Path, root: Path) -> list[Path]:
+    """Return the folders above `root`, up to the one that was given."""
+    found = []
+    while root != path:
+        root = root.parent
+        found.append(root)
+    return found
+
+
+def _first_file(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
+    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
+
+
+def _read_lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read ({error}). Restore it.") from error
+
+
+def _annotated(file: Path, images: dict[str, Path], identifiers: list[str], used: set[int]) -> Files:
+    """Return the validation images of the classes that are used, with the labels that a list gives them."""
+    number_of = {identifier: number for number, identifier in enumerate(identifiers)}
+    chosen: list[tuple[int, str, Path]] = []
+    for line_number, line in enumerate(_read_lines(file), start=1):
+        words = re.split(r"[\s,]+", line.strip())
+        if words == [""] or (line_number == 1 and words[0] == "ImageId"):
+            continue
+        where = f"Line {line_number} of {file}"
+        if len(words) < 2:
+            raise DataError(f"{where} does not name a file and its class: {line[:60]!r}.")
+        number = number_of.get(words[1])
+        if number is None and words[1].isdecimal() and int(words[1]) < len(identifiers):
+            number = int(words[1])
+        if number is None and re.fullmatch(r"n\d+", words[1]):
+            continue  # a class that is not there, of a list of all classes
+        if number is None:
+            last = len(identifiers) - 1
+            raise DataError(f"{where} names class {words[1][:60]!r}, but classes are ids, or numbers from 0 to {last}.")
+        if number not in used:
+            continue
+        name = words[0].rsplit("/", 1)[-1]
+        image = images.get(name) or images.get(f"{name}.JPEG")
+        if image is None:
+            raise DataError(f"{where} names {name[:60]}, which is not in the folder of validation images. Restore it.")
+        chosen.append((number, name, image))
+    chosen.sort()
+    return Files(tuple(image for *_, image in chosen), tuple(number for number, *_ in chosen))
+
+
+def _names(path: Path, root: Path, identifiers: list[str]) -> list[str]:
+    """Return the first synonym of every identifier, where a list beside the images has it."""
+    file = _first_file(_NAMES, (root, *_between(path, root)))
+    known = {}
+    for line in [] if file is None else _read_lines(file):
+        identifier, _, synonyms = line.replace("\t", " ").partition(" ")
+        known[identifier] = synonyms.split(",")[0].strip()
+    plain = [known.get(identifier) or identifier for identifier in identifiers]
+    twice = {name for name in plain if plain.count(name) > 1} if len(set(plain)) < len(plain) else set()
+    return [f"{name} ({each})" if name in twice else name for name, each in zip(plain, identifiers, strict=True)]

@@ -1,0 +1,63 @@
+"""What datasets of large photographs share: whole images that are decoded task by task, with ImageNet's constants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from efcil.data.deferred import STORED_SIDE, DeferredImages, FileSupply, Shapes
+from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset, ImageSet
+from efcil.data.sources import SourceOptions
+from efcil.data.sources.listing import Files
+from efcil.errors import DataError
+
+SIZE = 224
+
+
+def shapes_of(options: SourceOptions) -> Shapes:
+    """Return the shapes that the options ask for."""
+    return Shapes(options.image_size or SIZE, options.stored_side or STORED_SIDE)
+
+
+def photographs(name: str, train: Files, test: Files, class_names: Sequence[str], options: SourceOptions) -> Dataset:
+    """Return a dataset of image files."""
+    shapes = shapes_of(options)
+    sets = [
+        ImageSet(DeferredImages.of(FileSupply(files.paths), shapes, options.workers), np.array(files.labels, np.int64))
+        for files in (train, test)
+    ]
+    return Dataset(name, sets[0], sets[1], tuple(class_names), shapes.size, IMAGENET_MEAN, IMAGENET_STD)
+
+
+def read_table(file: Path, expected: str, columns: int = 2) -> list[list[str]]:
+    """Return the words of every line of a list; each line must have so many."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read ({error}). {expected}") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        words = line.rsplit(maxsplit=columns - 1) if columns > 1 else [line]
+        if not line.strip():
+            continue
+        if len(words) != columns:
+            raise DataError(f"Line {number} of {file} does not have {columns} parts: {line[:60]!r}. Restore the file.")
+        found.append(words)
+    return found
+
+
+def inside(folder: Path, name: str, where: Path) -> Path:
+    """Return a file that a list names, which must lie in `folder`."""
+    if name.startswith("/") or ".." in Path(name).parts or re.search(r"[\0\\]", name):
+        raise DataError(f"{where} names {name[:60]!r}, which is not in {folder}. Restore the file.")
+    return folder / name
+
+
+def whole_number(text: str, low: int, high: int, where: Path) -> int:
+    """Return a number of a list within limits."""
+    if not text.isdecimal() or len(text) > 9 or not low <= int(text) <= high:
+        raise DataError(f"{where} has {text[:40]!r} where a number from {low} to {high} is expected. Restore the file.")
+    return int(text)
