@@ -2,10 +2,13 @@
 
     python benchmarks/collect.py runs
 
-There is a file for every dataset, and one for variants: runs with settings that differ from the preset's. A run that a
-file has already is left as it is, unless --replace says that these are newer. Beside each file, a Markdown table of
-means over seeds is written, with the paper's values beside ours. The tables of docs/methods and of docs/results.md get
-what was measured, and the README a few rows of the latter.
+There is a file for every dataset, and one for variants: runs with settings that differ from the preset's, the ablations
+of the paper among them. A run that a file has already is left as it is, unless --replace says that these are newer.
+Beside each file, a Markdown table of means over seeds is written, with the paper's values beside ours. What else the
+paper's studies read of a run has files of its own: components.csv, spectrum.csv, timing.csv and perturbation.csv.
+
+The tables of docs/methods and of docs/results.md get what was measured, the README a few rows of the latter, and
+docs/reproduce.md all of it (`python benchmarks/collect.py` without a folder fills the pages alone).
 """
 
 from __future__ import annotations
@@ -15,16 +18,23 @@ import csv
 import json
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+import reproduce  # beside this script
+import step_times
+from efcil import studies
 from efcil.environment import code_name
 from efcil.report import PaperValue, paper_value
-from efcil.resolution import label
+from efcil.report.paper import agrees, published
+from efcil.resolution import label, scenario_name
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import Settings, options
 from efcil.settings.options import show
+from efcil.studies.measures import Key, Measured, key_of, merge_into
+from efcil.studies.result import FOLDER, measures_of
 
 COLUMNS = [
     "dataset", "scenario", "method", "seed", "A_step", "A_inc", "task_mean", "forgetting", "task_aware_A_step",
@@ -147,24 +157,40 @@ def markdown(rows: list[dict[str, str]]) -> str:
         cells = [dataset, scenario, method, seeds_of(members)]
         verdicts = []
         for metric in ("A_step", "A_inc"):
-            # The paper has neither other networks nor results on held-out training images.
-            comparable = "network=" not in method and "held_out=" not in method
-            published = paper_value(dataset, scenario, plain_name(method), metric) if comparable else None
+            number_there = compared_with(dataset, scenario, method, metric)
             values = values_of(members, metric)
-            cells += [mean(values), "" if published is None else paper_text(published)]
-            if published is not None and values and plain_name(method) not in RECONSTRUCTED:
-                verdicts.append(agrees(statistics.mean(values), published))
+            cells += [mean(values), "" if number_there is None else paper_text(number_there)]
+            if number_there is not None and values and plain_name(method) not in RECONSTRUCTED:
+                verdicts.append(agrees(statistics.mean(values), number_there))
         cells.append(("yes" if all(verdicts) else "no") if verdicts else "")
         cells.append(f"{statistics.mean(values_of(members, 'seconds')):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "A row agrees where both means are within two of the paper's standard deviations, or 1.5 points, of its means.",
+        "A row agrees where both means are within one of the paper's standard deviations, or one point, of its means.",
         "Networks efficientnet-lite0, 1 and 2 are pre-trained on ImageNet-1K, whose photographs Tiny-ImageNet shrinks.",
         "Commands, commits and hardware are in the CSV file. Seconds are those of the clock on the wall: a run that",
         "shared its GPU with others (`--jobs-per-gpu`) takes longer than one alone.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def compared_with(dataset: str, scenario: str, method: str, metric: str) -> PaperValue | None:
+    """Return the paper's number for a row: its own; of another reading or path, that of the plain method.
+
+    The paper's ablations have numbers of their own. It has neither other networks nor held-out training images.
+    """
+    if method in ablations() or any(part in method for part in ("network=", "held_out=")):
+        return paper_value(dataset, scenario, method, metric)
+    return paper_value(dataset, scenario, plain_name(method), metric)
+
+
+@cache
+def ablations() -> frozenset[str]:
+    """Return the labels of the paper's ablations: all runs of its studies that are not plain methods."""
+    cells = [cell for name in studies.names() for cell in studies.load(name).cells()]
+    labels = {cell.plain for cell in cells} | {label for _, _, label, _ in published()}
+    return frozenset(label for label in labels if plain_name(label) != label)
 
 
 def plain_name(label: str) -> str:
@@ -175,11 +201,6 @@ def plain_name(label: str) -> str:
 def paper_text(value: PaperValue) -> str:
     """Return the paper's mean and standard deviation."""
     return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}")
-
-
-def agrees(ours: float, published: PaperValue) -> bool:
-    """Say whether a mean is as near to the paper's as repeating the experiment could be expected to come."""
-    return abs(ours - published.mean) <= max(2 * (published.std or 0.0), 1.5)
 
 
 def fill_pages(folder: Path, rows: list[dict[str, str]]) -> None:
@@ -283,31 +304,73 @@ def add(name: str, new: list[dict[str, str]], folder: Path, replace_old: bool) -
     return list(rows.values())
 
 
-def main() -> None:
-    """Add the runs below the given folders to the results files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders that hold finished runs")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results files")
-    parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the methods' pages")
-    parser.add_argument("--table", type=Path, default=TABLE, help="the page with the whole table")
-    parser.add_argument("--readme", type=Path, default=README, help="the README")
-    parser.add_argument("--replace", action="store_true", help="let these runs take the place of those in the files")
-    options = parser.parse_args()
-    if absent := [str(path) for path in options.runs if not path.exists()]:
-        parser.error(f"{', '.join(absent)} does not exist")
-    new: dict[str, list[dict[str, str]]] = {}
-    for run in find_runs(options.runs):
-        if run.summary_file.exists():
-            row = row_of(run)
-            new.setdefault(file_of(row), []).append(row)
+def wanted_measures() -> dict[str, set[Key]]:
+    """Return what the paper's studies read besides accuracies, and of which runs."""
+    found: dict[str, set[Key]] = {}
+    for name in studies.names():
+        study = studies.load(name)
+        for measure in measures_of(study):
+            keys = {key_of(cell, seed) for cell in study.cells() for seed in study.seeds}
+            found.setdefault(measure, set()).update(keys)
+    return {measure: keys for measure, keys in found.items() if measure != "accuracy"}
+
+
+def add_measures(runs: Iterable[RunFolder], places: Sequence[Path], results: Path) -> None:
+    """Add what the paper's studies read of finished runs to the results files of those measures."""
+    wanted, measured = wanted_measures(), Measured()
+    for run in runs:
+        settings = run.read_settings()
+        key = (settings.dataset, scenario_name(settings), label(settings, whole=True), settings.seed)
+        if names := [name for name, keys in wanted.items() if key in keys]:
+            measured.read_run(run, key, names)
+    for folder in sorted({file.parent for place in places for file in place.glob(f"**/{FOLDER}/*/measured-*.csv")}):
+        measured.read_results(folder)  # what `efcil paper` has computed
+    for problem in measured.problems:
+        print(f"left out: {problem}")
+    for name, keys in wanted.items():
+        new = {key: rows for key, rows in measured.rows.get(name, {}).items() if key in keys}
+        added = merge_into(results / f"{name}.csv", name, new) if new else []
+        print("".join(f"added to {name}.csv: {' '.join(map(str, key[1:]))}\n" for key in added), end="")
+
+
+def fill_all(new: Mapping[str, Sequence[dict[str, str]]], options: argparse.Namespace) -> None:
+    """Add new rows to the results files, and write what all of them say into the pages."""
     for name, rows in sorted(new.items()):
-        present = add(name, rows, options.results, options.replace)
+        present = add(name, list(rows), options.results, options.replace)
         print(markdown(present), end="")
         if name != VARIANTS:
             fill_pages(options.pages, present)
         if name == "cifar100":
             fill_table(options.table, present)
             fill_table(options.readme, in_readme(present))
+
+
+def main() -> None:
+    """Add the runs below the given folders to the results files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="*", help="folders that hold finished runs; none: fill the pages")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results files")
+    parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the methods' pages")
+    parser.add_argument("--table", type=Path, default=TABLE, help="the page with the whole table")
+    parser.add_argument("--readme", type=Path, default=README, help="the README")
+    parser.add_argument("--reproduce", type=Path, default=reproduce.PAGE, help="the page with the paper's studies")
+    parser.add_argument("--replace", action="store_true", help="let these runs take the place of those in the files")
+    options = parser.parse_args()
+    if absent := [str(path) for path in options.runs if not path.exists()]:
+        parser.error(f"{', '.join(absent)} does not exist")
+    new: dict[str, list[dict[str, str]]] = {}
+    finished = [run for run in find_runs(options.runs) if run.summary_file.exists()]
+    for run in finished:
+        row = row_of(run)
+        new.setdefault(file_of(row), []).append(row)
+    if not options.runs:
+        new = {name: [] for name in (*TITLES.values(), VARIANTS) if (options.results / f"{name}.csv").exists()}
+    fill_all(new, options)
+    add_measures(finished, options.runs, options.results)
+    if options.reproduce.exists():
+        reproduce.fill(options.reproduce, options.results)
+    if options.results == RESULTS:
+        step_times.TARGET.write_text(step_times.text(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from efcil import presets
+from efcil import presets, studies
 from efcil.cli import main
-from efcil.resolution import label
 from efcil.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import collect  # noqa: E402
-import complete  # noqa: E402
+import reproduce  # noqa: E402
 
 PAGE = """# Fine-tuning
 
@@ -53,6 +52,8 @@ def gather(runs: Path, results: Path, monkeypatch: pytest.MonkeyPatch, *flags: s
         "--readme",
         str(results / "README.md"),
         "--table",
+        "none",
+        "--reproduce",
         "none",
     ]
     monkeypatch.setattr(sys, "argv", ["collect.py", str(runs), *places, *flags])
@@ -141,10 +142,11 @@ def test_the_readme_and_the_pages_say_what_was_measured(tmp_path: Path) -> None:
         assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
     for page in collect.PAGES.glob("*.md"):
         (tmp_path / page.name).write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
-    collect.fill_pages(tmp_path, measured)
+    for name in collect.TITLES.values():
+        collect.fill_pages(tmp_path, collect.read(collect.RESULTS / f"{name}.csv"))
     for page in collect.PAGES.glob("*.md"):
         assert (tmp_path / page.name).read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
-    for name in ("cifar100", "variants"):
+    for name in [name for name in (*collect.TITLES.values(), "variants") if (collect.RESULTS / f"{name}.csv").exists()]:
         expected = collect.markdown(collect.read(collect.RESULTS / f"{name}.csv"))
         assert (collect.RESULTS / f"{name}.md").read_text(encoding="utf-8") == expected
 
@@ -185,7 +187,7 @@ def test_variants_are_told_from_methods(name: str, plain: str) -> None:
     [
         ("efcil run --data /a --seed 0 1 --output /b --quiet", "efcil run --data DATA --seed 0 1 --output runs"),
         (
-            "complete.py --data /a",
+            "efcil paper table1 --data /a --jobs-per-gpu 5",
             "efcil run --method ewc --dataset cifar100 --scenario cs10 --seed 2 --data DATA --set fisher_batch_size=1",
         ),
     ],
@@ -198,11 +200,118 @@ def test_commands_can_be_given_elsewhere(given: str, expected: str) -> None:
     assert collect.command_of(given, settings) == expected
 
 
-def test_what_is_missing_comes_longest_first() -> None:
-    known = rows("pass", 0, seconds=700) + rows("lwf", 0, 1, seconds=400) + rows("fetril", 0, 1, 2, seconds=50)
-    found = [(each.scenario, label(each), each.seed) for each in complete.missing(known, None)]
-    assert len(found) == len(set(found)) == len(list(complete.table())) - len(known)
-    assert not {("cs10", "fetril", seed) for seed in range(3)} & set(found)
-    after = [each for each in found if each[1] in ("pass", "lwf", "fetril")]
-    assert [name for _, name, _ in after] == ["pass"] * 11 + ["lwf"] * 10 + ["fetril"] * 9
-    assert found.index(("cs10", "joint", 0)) < found.index(("cs10", "pass", 1))
+def test_what_the_results_have_is_not_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What complete.py did before: the table of the paper, without the runs that results files hold."""
+    collect.write(tmp_path / "cifar100.csv", [full(row) for row in rows("pass", 0) + rows("fetril", 0, 1, 2, 3, 4)])
+    command = f"paper table1 --scenario cs10 --results {tmp_path} --output {tmp_path / 'runs'} --dry-run"
+    assert main(command.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    planned = [Path(line.split()[0]) for line in lines if "to do" in line]
+    assert len(planned) == 6 * 5 - 6
+    assert not [path for path in planned if path.parent.name == "fetril"]
+    assert {path.name for path in planned if path.parent.name == "pass"} == {f"seed{seed}" for seed in range(1, 5)}
+
+
+def full(row: dict[str, str]) -> dict[str, str]:
+    return {**dict.fromkeys(collect.COLUMNS, ""), **row}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "method", "file"),
+    [
+        ("tiny-imagenet", "efc", "tiny-imagenet"),
+        ("tiny-imagenet", "efc++", "tiny-imagenet"),
+        ("tiny-imagenet", "efc+network=efficientnet-lite0+epochs=3", "variants"),
+        ("cifar100", "efc+prototype_update=none", "variants"),
+    ],
+)
+def test_every_dataset_has_a_file(dataset: str, method: str, file: str) -> None:
+    assert collect.file_of({"dataset": dataset, "method": method}) == file
+
+
+def test_ablations_are_compared_with_their_own_numbers() -> None:
+    for method, step, average in (
+        ("efc+prototype_update=none", "39.28 ± 0.97", ""),
+        ("efc+covariance=task", "45.26 ± 0.62", "60.11 ± 0.85"),
+        ("efc+covariance=last-task", "43.72 ± 0.38", "59.46 ± 0.99"),
+        ("efc+loss=symmetric", "", ""),
+        ("efc+regulariser=features", "", ""),
+        ("efc+loss=symmetric+regulariser=features", "", ""),
+        # Another path and another reading are compared with the plain method.
+        ("efc+precision=tf32+path=plain", "43.62 ± 0.70", "58.58 ± 0.91"),
+        ("ewc+weight=5000", "31.17 ± 2.94", "49.14 ± 1.28"),
+        ("efc+network=efficientnet-lite0+epochs=3", "", ""),
+    ):
+        cells = collect.markdown(rows(method, 0)).splitlines()[2].split(" | ")
+        assert (cells[5], cells[7]) == (step, average), method
+
+
+def test_all_ablations_of_the_paper_have_labels_that_are_known() -> None:
+    labels = {cell.label for name in studies.names() for cell in studies.load(name).cells(None)}
+    assert {name for name in labels if name.startswith("efc+") and "class_order" not in name} <= collect.ablations()
+    assert "efc+covariance=low-rank+covariance_share=0.9" in collect.ablations()
+
+
+def test_what_studies_read_gets_files_of_its_own(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = ("digits", "cs5", "fetril+epochs=1", 1)
+    monkeypatch.setattr(collect, "wanted_measures", lambda: {"timing": {key}, "spectrum": {key}, "perturbation": {key}})
+    noise = "dataset,scenario,method,seed,directions,sigma,change,accuracy,unperturbed,commit\n"
+    folder = tmp_path / "runs" / "paper" / "perturbation"
+    folder.mkdir(parents=True)
+    line = ",".join([*map(str, key), "principal", "0.5", "0.3", "40.0", "60.0", "abc"])
+    (folder / "measured-perturbation.csv").write_text(noise + line + "\n", encoding="utf-8")
+    shutil.copytree(runs, tmp_path / "runs", dirs_exist_ok=True)
+    found = gather(tmp_path / "runs", tmp_path, monkeypatch)
+    assert [row["seed"] for row in found["timing"]] == ["1"]
+    assert found["timing"][0]["at_a_time"] == "1"
+    assert [row["directions"] for row in found["perturbation"]] == ["principal"]
+    assert "spectrum" not in found, "that method has no feature matrix"
+    assert "added to timing.csv: cs5 fetril+epochs=1 1" in capsys.readouterr().out
+    before = (tmp_path / "timing.csv").read_bytes()
+    gather(tmp_path / "runs", tmp_path, monkeypatch)
+    assert (tmp_path / "timing.csv").read_bytes() == before
+
+
+def test_the_page_of_the_paper_is_up_to_date() -> None:
+    """`python benchmarks/collect.py` fills it."""
+    page = reproduce.PAGE.read_text(encoding="utf-8")
+    text, figures = reproduce.filled(page)
+    assert text == page
+    for name, figure in figures.items():
+        assert reproduce.drawn_from(reproduce.PAGE.parent / name) == reproduce.digest(figure), name
+    drawn = {f"{reproduce.IMAGES}/{file.name}" for file in (reproduce.PAGE.parent / reproduce.IMAGES).iterdir()}
+    assert drawn == set(figures)
+
+
+def test_the_page_of_the_paper_grows_with_the_results(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "docs" / "reproduce.md"
+    page.parent.mkdir()
+    parts = [(reproduce.marker(each), reproduce.marker(each, True)) for each in (reproduce.MISSING, reproduce.SECTIONS)]
+    page.write_text("# x\n\n" + "\n".join(line for pair in parts for line in pair) + "\nafter\n", encoding="utf-8")
+    results = tmp_path / "results"
+    known = [{**full(row), "A_step_per_task": "80 40"} for row in rows("efc", 0, 1)]
+    collect.write(results / "cifar100.csv", known)
+    reproduce.fill(page, results)
+    first = page.read_text(encoding="utf-8")
+    assert "CIFAR-100 ws10 ws20 cs20 of EFC" in first
+    assert "| cs10 | EFC | 0 1 |" not in first, "one row of a comparison is no comparison"
+    lwf = [{**full(row), "A_step_per_task": "80 40"} for row in rows("lwf", 0)]
+    collect.write(results / "cifar100.csv", known + lwf)
+    reproduce.fill(page, results)
+    second = page.read_text(encoding="utf-8")
+    assert "| cs10 | EFC | 0 1 | 40.50 ± 0.71 | 43.62 ± 0.70 | -3.12 | no |" in second
+    assert "| cs10 | LwF | 0 | 40.00 | 32.80 ± 3.08 | +7.20 | no |" in second
+    assert second.startswith("# x\n")
+    assert second.endswith("after\n")
+    figure = page.parent / reproduce.IMAGES / "curves-cifar100-cs10.svg"
+    assert figure.exists()
+    before = figure.stat().st_mtime_ns
+    reproduce.fill(page, results)
+    assert figure.stat().st_mtime_ns == before
+    collect.write(results / "cifar100.csv", known)
+    reproduce.fill(page, results)
+    assert not figure.exists()
+    assert page.read_text(encoding="utf-8") == first

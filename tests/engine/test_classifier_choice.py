@@ -46,7 +46,7 @@ def test_a_run_is_evaluated_as_asked_and_trained_the_same(tmp_path: Path) -> Non
     shown = table([folders["all"]])
     assert list(shown.rows[0].classifiers) == ["own", *beside]
     for name, values in beside.items():
-        assert re.search(rf"^{name} +{values['A_step']:.2f} ± - +{values['A_inc']:.2f} ± -$", render(shown), re.M)
+        assert re.search(rf"^{name} +{values['A_step']:.2f} +{values['A_inc']:.2f}$", render(shown), re.M)
 
 
 def test_the_label_and_the_identity_say_which_classifier_it_was() -> None:

@@ -4,7 +4,9 @@ import csv
 import io
 import math
 import re
+import shutil
 import statistics
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 
 from efcil.errors import EfcilError
 from efcil.report import FORMATS, METRICS, Table, matrices_text, matrix_text, paper_value, render, table
+from efcil.report.groups import best_and_second, changes_of
+from efcil.report.latex import escape_latex
 from efcil.report.paper import published
-from efcil.report.render import escape_latex
 from efcil.resolution import identity, label, to_yaml
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import Settings
@@ -36,6 +39,7 @@ def write_run(root: Path, dataset: str, scenario: str, label: str, seed: int, **
         "forgetting": 12.0,
         "task_aware_A_step": 80.0,
         "seconds": {"total": 100.0 * (seed + 1), "train": 90.0},
+        "stored": {"numbers": 500_000, "bytes": 2_000_000},
         "finished": "2024-01-01T00:00:00",
     }
     run.write_summary({**summary, **changes})
@@ -115,13 +119,14 @@ def test_text_fits_eighty_columns_and_aligns(runs: Path) -> None:
         "method      seeds        A_step  paper         A_inc  paper  forgetting  seconds",
         "-" * 80,
         "efc             3  42.00 ± 2.65  43.62  55.50 ± 0.00  58.58       12.00    300.0",
-        "efc+prototype_update=none",
-        "                1     40.00 ± -  39.28     55.50 ± -              12.00    100.0",
-        "finetune        1     40.00 ± -            55.50 ± -                       100.0",
+        "efc, prototype_update=none",
+        "                1         40.00  39.28         55.50              12.00    100.0",
+        "finetune        1         40.00                55.50                       100.0",
     ]
     assert max(map(len, text.splitlines())) <= 80
-    wide = render(table(find_runs([runs])), "text", width=200)
-    assert "\nefc+prototype_update=none      1" in wide
+    wide = render(table(find_runs([runs])), "text", width=200).splitlines()
+    assert wide[1].startswith("method    prototype_update  seeds  ")
+    assert wide[4].startswith("efc       none                  1  ")
 
 
 def test_text_without_runs_says_so() -> None:
@@ -129,21 +134,28 @@ def test_text_without_runs_says_so() -> None:
 
 
 def test_markdown_has_equal_columns(runs: Path) -> None:
-    lines = render(table(find_runs([runs])), "markdown").splitlines()
+    text, notes = render(table(find_runs([runs])), "markdown").split("\n\nNotes:\n\n")
+    lines = text.splitlines()
     assert len({line.count("|") for line in lines}) == 1
-    assert "| cifar100 | cs10 | efc | 3 | 42.00 ± 2.65 | 43.62 ± 0.70 | 55.50 ± 0.00 | 58.58 ± 0.91 |" in lines[2]
+    assert (
+        "| cifar100 | cs10 | efc |  | 3 | **42.00 ± 2.65** | 43.62 ± 0.70 | 55.50 ± 0.00 | 58.58 ± 0.91 |" in lines[2]
+    )
+    assert "| efc | none | 1 | <u>40.00</u> | 39.28 ± 0.97 |" in lines[3]
     assert len(lines) == 2 + 5
+    assert notes == "- digits cs5: all rows have epochs=5\n"
 
 
 def test_latex_is_escaped_and_ruled(runs: Path) -> None:
     text = render(table(find_runs([runs])), "latex")
-    assert r"efc+prototype\_update=none & 1 & 40.00 $\pm$ - & 39.28 $\pm$ 0.97" in text
-    assert text.count(r"\midrule") == 3
-    assert text.count(r"\toprule") == text.count(r"\bottomrule") == 1
-    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert len({line.count("&") for line in rows}) == 1
-    columns = text.splitlines()[0].removeprefix(r"\begin{tabular}{").removesuffix("}")
-    assert len(columns) == rows[0].count("&") + 1
+    assert r"efc & none & \underline{40.00} & 39.28 {\scriptsize $\pm$ 0.97} & 55.50 &  &  &  &  &  \\" in text
+    assert r"efc &  & \textbf{42.00} {\scriptsize $\pm$ 2.65} & 43.62 {\scriptsize $\pm$ 0.70} &" in text
+    assert r"cifar100 &  & \multicolumn{4}{c}{cs10} & \multicolumn{4}{c}{ws5} \\" in text
+    assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 2
+    tables = text.split(r"\begin{tabular}{")[1:]
+    for tabular in tables:
+        lines = [line for line in tabular.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
+        assert {line.count("&") for line in lines} == {len(tabular.partition("}")[0]) - 1}
+    assert "% cifar100 cs10, efc, prototype_update=none; finetune: seeds 0" in text
     assert escape_latex("a_b&50%~{x}\\") == r"a\_b\&50\%\textasciitilde{}\{x\}\textbackslash{}"
 
 
@@ -260,7 +272,7 @@ class TestClassifiers:
         blocks = render(result, "text").split("\n\n")
         assert len(blocks) == 3
         assert blocks[1].splitlines() == [
-            "cifar100 cs10 efc+classifier=all",
+            "cifar100 cs10 efc",
             "classifier        A_step         A_inc",
             "--------------------------------------",
             "own         40.50 ± 0.71  55.50 ± 0.00",
@@ -270,15 +282,15 @@ class TestClassifiers:
 
     def test_markdown_and_latex_have_a_second_table(self, result: Table) -> None:
         tables = render(result, "markdown").split("\n\n")
-        assert len(tables) == 2
         assert tables[1].splitlines()[0] == "| dataset | scenario | method | classifier | A_step | A_inc |"
-        row = "| cifar100 | cs10 | efc+classifier=all | bayes | 20.00 ± 0.00 | 45.50 ± 0.71 |"
+        row = "| cifar100 | cs10 | efc | bayes | 20.00 ± 0.00 | 45.50 ± 0.71 |"
         assert row in tables[1].splitlines()
         assert len({line.count("|") for line in tables[1].splitlines()}) == 1
         latex = render(result, "latex")
         assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 2
-        assert r"\begin{tabular}{llllrr}" in latex
-        assert r"cifar100 & cs10 & efc+classifier=all & bayes & 20.00 $\pm$ 0.00 & 45.50 $\pm$ 0.71 \\" in latex
+        assert r"\begin{tabular}{lllcc}" in latex
+        row = r"cs10 & efc & bayes & 20.00 {\scriptsize $\pm$ 0.00} & 45.50 {\scriptsize $\pm$ 0.71} \\"
+        assert row in latex
 
     def test_csv_has_columns_of_them(self, result: Table) -> None:
         with_them, without = csv.DictReader(io.StringIO(render(result, "csv")))
@@ -400,3 +412,104 @@ def test_runs_of_another_preset_are_not_set_beside_the_paper(tmp_path: Path) -> 
     (row,) = table(find_runs([tmp_path])).rows
     assert not row.paper
     assert row.notes == ("with today's presets and defaults its label is fetril+views=plain",)
+
+
+class TestGroups:
+    """What tells rows apart, and what may stand in one table."""
+
+    def sweep(self, root: Path) -> Table:
+        for weight in (1.0, 10.0, 100.0):
+            settings = Settings(method="efc", scenario="cs5", epochs=2, overrides={"efm_weight": weight})
+            run = write_run(root, "digits", "cs5", label(settings), 0, method="efc", A_step=50.0 + weight)
+            run.write_settings(settings)
+        other = Settings(method="lwf", scenario="cs5", epochs=2)
+        write_run(root, "digits", "cs5", label(other), 0, method="lwf").write_settings(other)
+        return table(find_runs([root]))
+
+    def test_rows_are_named_by_what_differs_and_the_default_is_shown(self, tmp_path: Path) -> None:
+        (group,) = self.sweep(tmp_path).groups
+        assert (group.settings, group.shared) == (("efm_weight",), ("epochs=2",))
+        assert [(row.method, *group.values(row)) for row in group.rows] == [
+            ("efc", "1"),
+            ("efc", "10"),  # the default, which its label does not name
+            ("efc", "100"),
+            ("lwf", ""),
+        ]
+        assert [group.name(row) for row in group.rows] == [
+            "efc, efm_weight=1",
+            "efc, efm_weight=10",
+            "efc, efm_weight=100",
+            "lwf",
+        ]
+
+    def test_every_format_has_the_column(self, tmp_path: Path) -> None:
+        found = self.sweep(tmp_path)
+        assert "method  efm_weight  seeds" in render(found, "text", width=100)
+        assert "| digits | cs5 | efc | 10 | 1 |" in render(found, "markdown")
+        assert r"efc & 10 & " in render(found, "latex")
+        rows = list(csv.DictReader(io.StringIO(render(found, "csv"))))
+        assert [row["set efm_weight"] for row in rows] == ["1", "10", "100", ""]
+
+    def test_epochs_of_the_preset_are_shown_beside_others(self, tmp_path: Path) -> None:
+        for epochs in (None, 3):
+            settings = Settings(method="efc", scenario="cs5", epochs=epochs)
+            write_run(tmp_path, "digits", "cs5", label(settings), 0, method="efc").write_settings(settings)
+        (group,) = table(find_runs([tmp_path])).groups
+        resolved = identity(Settings(method="efc", scenario="cs5"))
+        first, later = resolved["first_task"]["epochs"], resolved["later"]["epochs"]
+        wanted = str(later) if first == later else f"{later} (first task {first})"
+        assert [group.values(row) for row in group.rows] == [["3"], [wanted]]
+
+    @pytest.mark.parametrize("format", ["text", "markdown", "latex"])
+    def test_held_out_images_have_a_table_of_their_own(self, tmp_path: Path, format: str) -> None:
+        write_run(tmp_path, "digits", "cs5", "efc", 0, A_step=40.0)
+        write_run(tmp_path, "digits", "cs5", "lwf", 0, A_step=30.0)
+        write_run(tmp_path, "digits", "cs5", "efc+held_out=0.2", 0, method="efc", A_step=99.0)
+        found = table(find_runs([tmp_path]))
+        assert [(group.held_out, len(group.rows)) for group in found.groups] == [(None, 2), ("0.2", 1)]
+        tests, held_out = re.split("held.out", render(found, format), maxsplit=1)
+        assert "99.00" not in tests
+        assert "40.00" not in held_out
+        assert "30.00" not in held_out
+
+    def test_the_best_and_the_second_of_those_that_compete(self, tmp_path: Path) -> None:
+        for name, value in {"efc": 40.0, "lwf": 39.999, "ewc": 30.0, "finetune": 20.0, "joint": 90.0}.items():
+            write_run(tmp_path, "digits", "cs5", name, 0, A_step=value, forgetting=value)
+        rows = table(find_runs([tmp_path])).rows
+        assert best_and_second(rows, "A_step") == {"efc": "best", "lwf": "best", "ewc": "second"}
+        assert best_and_second(rows, "forgetting") == {"finetune": "best", "ewc": "second"}
+        assert best_and_second(rows, "seconds") == {}
+        assert best_and_second(rows[:1], "A_step") == {}
+
+    def test_a_method_with_a_plus_in_its_name(self) -> None:
+        assert changes_of("efc++", "efc+++epochs=6+damping=0.2") == {"epochs": "6", "damping": "0.2"}
+        assert changes_of("efc", "something else") == {}
+
+
+def test_one_seed_and_what_was_not_measured(tmp_path: Path) -> None:
+    write_run(tmp_path, "digits", "cs5", "joint", 0, A_inc=None)
+    found = table(find_runs([tmp_path]))
+    for format in FORMATS:
+        text = render(found, format)
+        assert "± -" not in text
+        assert "40.00" in text
+        assert not re.search(r"\bnan\b", text)
+
+
+LATEX = next((found for name in ("tectonic", "pdflatex", "lualatex") if (found := shutil.which(name))), None)
+
+
+@pytest.mark.skipif(LATEX is None, reason="no LaTeX compiler is installed")
+def test_latex_compiles(runs: Path, tmp_path: Path) -> None:
+    write_run(runs, "cifar100", "cs10", 'a_b&50%~{x}\\#$^<>|"', 0, classifiers={"heads": {"A_step": 1.0, "A_inc": 2.0}})
+    write_run(runs, "cifar100", "cs10", "efc+held_out=0.2", 0, method="efc")
+    found = table(find_runs([runs]))
+    preamble = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
+    place = tmp_path / "latex"
+    place.mkdir()
+    for metrics in (None, list(METRICS)):
+        (place / "table.tex").write_text(preamble + render(found, "latex", metrics) + "\\end{document}\n")
+        quiet = [] if LATEX and LATEX.endswith("tectonic") else ["-interaction=nonstopmode", "-halt-on-error"]
+        done = subprocess.run([str(LATEX), *quiet, "table.tex"], cwd=place, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:]
+        assert (place / "table.pdf").stat().st_size > 1000

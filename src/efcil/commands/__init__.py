@@ -19,6 +19,7 @@ from efcil.commands import (
     learn,
     merge,
     methods,
+    paper,
     predict,
     rename,
     report,
@@ -29,6 +30,7 @@ from efcil.commands import (
 COMMANDS = (
     run,
     report,
+    paper,
     learn,
     predict,
     evaluate,

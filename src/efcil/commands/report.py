@@ -1,57 +1,138 @@
-"""`efcil report`: a table of runs, with the paper's values beside ours."""
+"""`efcil report`: runs as a table, as a page with charts, and as figure files, with the paper's values beside ours."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from efcil.commands.parser import add_debug
-from efcil.errors import SettingsError, unknown
+from efcil.errors import RunFolderError, SettingsError, printable, some, unknown
+
+if TYPE_CHECKING:
+    from efcil.report import Table
+
+DESCRIPTION = """\
+Mean and standard deviation over seeds of every run below the given folders, with the value of the EFC paper if there is
+one. Accuracies are in percent. Without options, the table is printed and a page with charts is written to report.html
+in the first of the folders: one file that needs no network. docs/report.md shows it.
+"""
+#: What --output is written as when --format does not say.
+_BY_SUFFIX = {".html": "html", ".htm": "html", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
+PAGE = "report.html"
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "report",
-        help="table of runs as text, Markdown, LaTeX or CSV, or a page with figures",
-        description="Mean and standard deviation over seeds of every run below the given folders, with the value of "
-        "the EFC paper if there is one. Accuracies are in percent. In CSV, text that a spreadsheet would read as a "
-        "formula starts with an apostrophe.",
+        help="runs as a page with charts, a table (text, Markdown, LaTeX, CSV), or figures (SVG, PDF, PNG)",
+        description=DESCRIPTION,
     )
     parser.add_argument("runs", nargs="*", type=Path, default=[Path("runs")], help="folders of runs (default: runs)")
     parser.add_argument(
         "--format",
-        default="text",
+        dest="formats",
+        nargs="+",
+        action="extend",
         metavar="FORMAT",
-        help="text, markdown, latex, csv, or html: one page with figures (default: text)",
+        help="text, markdown, latex, csv or html (default: by the name of --output, else text); with --figures, svg, "
+        "pdf or png, or several of them (default: all). In CSV, text that a spreadsheet would read as a formula starts "
+        "with an apostrophe",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file instead of the screen")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the table or page to a file")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="write every chart to a file of its own")
     parser.add_argument("--metric", nargs="+", action="extend", metavar="NAME", help="columns to show, by name")
     add_debug(parser)
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print or write the table."""
-    from efcil.report import FORMATS, METRICS, render, table
-    from efcil.runfolder import find_runs, write_atomically
+    """Print or write the table, the page and the figures."""
+    from efcil.report import METRICS, render, table
+    from efcil.runfolder import find_runs
 
     # Names are checked first: searching the folders may take long.
-    if arguments.format not in FORMATS:
-        raise unknown("format", arguments.format, FORMATS)
+    form, figure_formats = _formats(arguments)
     for metric in arguments.metric or ():
         if metric not in METRICS:
             raise unknown("metric", metric, METRICS)
+    runs = find_runs(arguments.runs)
+    if not runs:
+        where = some([str(path) for path in arguments.runs])
+        raise RunFolderError(f"There are no runs in {where}. Give a folder that `efcil run --output` wrote to.")
+    found = table(runs)
+    if arguments.figures is not None:
+        _write_figures(found, arguments.figures, figure_formats, arguments.metric)
+    if form is None:
+        return 0
     width = 80 if arguments.output is not None else shutil.get_terminal_size((80, 24)).columns
-    text = render(table(find_runs(arguments.runs)), arguments.format, arguments.metric, width)
-    if arguments.output is None:
-        print(text, end="")
+    text = render(found, form, arguments.metric, width)
+    if arguments.output is not None:
+        _write(arguments.output, text)
     else:
-        try:
-            write_atomically(arguments.output, text)
-        except OSError as error:
-            reason = error.strerror or error
-            raise SettingsError(f"{arguments.output} cannot be written ({reason}). Choose another --output.") from None
+        print(text, end="")
+        if not arguments.formats:
+            _write_page(found, arguments.runs[0], arguments.metric)
     return 0
+
+
+def _formats(arguments: argparse.Namespace) -> tuple[str | None, Sequence[str]]:
+    """Return the format of the table, None if only figures are asked for, and those of the figures."""
+    from efcil.report import FIGURE_FORMATS, FORMATS
+
+    given = arguments.formats or []
+    of_figures = [name for name in given if name in FIGURE_FORMATS]
+    of_table = [name for name in given if name not in FIGURE_FORMATS]
+    for name in of_table:
+        if name not in FORMATS:
+            raise unknown("format", name, [*FORMATS, *FIGURE_FORMATS])
+    if of_figures and arguments.figures is None:
+        raise SettingsError(f"{of_figures[0]} is a format of figures. Add --figures DIR, which says where they go.")
+    if len(set(of_table)) > 1:
+        raise SettingsError(f"A table has one format, but there are {' and '.join(of_table)}. Give the command twice.")
+    if of_table:
+        return of_table[0], of_figures or FIGURE_FORMATS
+    if arguments.output is not None:
+        return _BY_SUFFIX.get(arguments.output.suffix.lower(), "text"), of_figures or FIGURE_FORMATS
+    return (None if arguments.figures is not None else "text"), of_figures or FIGURE_FORMATS
+
+
+def _write(file: Path, text: str) -> None:
+    from efcil.runfolder import write_atomically
+
+    try:
+        write_atomically(file, text)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SettingsError(f"{file} cannot be written ({reason}). Choose another --output.") from None
+
+
+def _write_figures(found: Table, folder: Path, formats: Sequence[str], metrics: Sequence[str] | None) -> None:
+    from efcil.report.export import write_figures
+
+    files = write_figures(found, folder, formats, metrics)
+    count = f"{len(files)} file{'s' if len(files) != 1 else ''}" if files else "No figure"
+    print(printable(f"{count} written to {folder}."), file=sys.stderr)
+
+
+def _write_page(found: Table, place: Path, metrics: Sequence[str] | None) -> None:
+    """Write the page beside the runs. Nobody asked for it by name, so a file of somebody else's stays as it is."""
+    from efcil.report import render
+    from efcil.runfolder import write_atomically
+
+    file = (place if place.is_dir() else place.parent) / PAGE
+    try:
+        if file.exists() and b'name="generator" content="efcil' not in file.read_bytes()[:4096]:
+            said = (
+                f"{file} is not a report of efcil and stays as it is. Give --output FILE.html for the page with charts."
+            )
+        else:
+            write_atomically(file, render(found, "html", metrics))
+            said = f"The page with charts: {file}"
+    except OSError as error:
+        said = f"No page was written: {error.strerror or error}. Give --output FILE.html for the page with charts."
+    print(printable(said), file=sys.stderr)

@@ -56,6 +56,7 @@ def add_parser(subparsers: Any) -> None:
     work = parser.add_argument_group("this command")
     work.add_argument("--config", metavar="FILE", type=Path, help="settings file (YAML); flags override what it says")
     work.add_argument("--output", metavar="DIR", type=Path, default=Path("runs"), help="where runs go (default: runs)")
+    work.add_argument("--dry-run", action="store_true", help="print every run and its expected time, and train nothing")
     work.add_argument(
         "--jobs-per-gpu",
         metavar="N",
@@ -81,6 +82,11 @@ def execute(arguments: argparse.Namespace) -> int:
     from efcil.report import render, table
     from efcil.runfolder import RunFolder
 
+    if arguments.dry_run:
+        from efcil.studies.plan import described
+
+        print(described(settings, arguments.output, arguments.jobs_per_gpu))
+        return 0
     failure: GridError | None = None
     try:
         paths = run_grid(

@@ -21,7 +21,7 @@ from efcil.evaluation.classification import Calibration
 from efcil.evaluation.result import ClassResult, Evaluation, Mistake
 from efcil.output import escape
 from efcil.report.evaluation_words import counted, file_name, percent, rejection, spelling
-from efcil.report.html import STYLE
+from efcil.report.style import STYLE
 
 #: The picture of a mistake is so many pixels wide and high; so many of them are on the page.
 THUMBNAIL, SHOWN_MISTAKES = 160, 24

@@ -17,6 +17,12 @@ class PaperValue:
     table: str
 
 
+def agrees(ours: float, value: PaperValue) -> bool:
+    """Say whether a mean is within one standard deviation of the paper's, or one point where that is more."""
+    # Both are published with two digits.
+    return abs(round(ours, 2) - value.mean) <= max(value.std or 0.0, 1.0) + 1e-9
+
+
 def paper_value(dataset: str, scenario: str, label: str, metric: str) -> PaperValue | None:
     """Return the published value for a run of this dataset, scenario and label, None if there is none.
 

@@ -1,20 +1,20 @@
-"""The table as text for a terminal, Markdown, LaTeX, CSV, or part of an HTML page."""
+"""The table as text for a terminal, Markdown, LaTeX, CSV, or in an HTML page."""
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Callable, Sequence
 
 from efcil.errors import SettingsError, printable, unknown
 from efcil.output import csv_line
-from efcil.report.html import html
-from efcil.report.paper import PaperValue
+from efcil.report.cells import any_paper, mean_of, notes_of, one_line, ours, paper
+from efcil.report.groups import Group, best_and_second, value_of
+from efcil.report.latex import latex
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
 
-# A terminal of 80 columns has room for these; the other formats show everything.
+# A terminal of 80 columns has room for these; the other formats show more.
 TEXT_METRICS = ("A_step", "A_inc", "forgetting", "seconds")
-HTML_METRICS = ("A_step", "A_inc", "forgetting", "task_aware_A_step", "seconds")
+HTML_METRICS = ("A_step", "A_inc", "forgetting", "task_aware_A_step", "seconds", "stored")
 PUBLISHED = ("A_step", "A_inc")  # the metrics that the paper reports
 
 
@@ -29,16 +29,21 @@ def render(table: Table, format: str = "text", metrics: Sequence[str] | None = N
         raise SettingsError("A table needs at least one metric. Name one, or leave out --metric.")
     if format == "text":
         return _text(table, metrics or TEXT_METRICS, width)
-    return FORMATS[format](table, metrics or (HTML_METRICS if format == "html" else tuple(METRICS)))
+    defaults = {"html": HTML_METRICS, "latex": PUBLISHED}
+    return FORMATS[format](table, metrics or defaults.get(format, tuple(METRICS)))
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
 
 
 def _text(table: Table, metrics: Sequence[str], width: int = 80) -> str:
     blocks = []
-    for (dataset, scenario), group in itertools.groupby(table.rows, key=lambda row: (row.dataset, row.scenario)):
-        rows, title = list(group), printable(f"{dataset} {scenario}")
-        blocks.append(_text_group(rows, title, metrics, width))
-        blocks += [_text_classifiers(row, title, metrics, width) for row in rows if row.by_classifier(metrics)]
-        notes = [textwrap.fill(note, width, subsequent_indent="  ", break_long_words=False) for note in _notes(rows)]
+    for group in table.groups:
+        blocks.append(_text_group(group, metrics, width))
+        for row in group.rows:
+            if row.by_classifier(metrics):
+                blocks.append(_text_classifiers(row, f"{group.title} {group.name(row)}", metrics, width))
+        notes = [textwrap.fill(note, width, subsequent_indent="  ", break_long_words=False) for note in notes_of(group)]
         if notes:
             blocks.append("\n".join(notes))
     if table.problems:
@@ -48,24 +53,33 @@ def _text(table: Table, metrics: Sequence[str], width: int = 80) -> str:
     return "\n\n".join(blocks if table.rows else ["No finished runs.", *blocks]) + "\n"
 
 
-def _text_group(rows: Sequence[Row], title: str, metrics: Sequence[str], width: int) -> str:
+def _text_group(group: Group, metrics: Sequence[str], width: int) -> str:
     heading = ["seeds"]
     for metric in metrics:
-        heading += [METRICS[metric], "paper"] if _any_paper(rows, metric) else [METRICS[metric]]
-    body = [_text_cells(row, metrics, [_any_paper(rows, metric) for metric in metrics]) for row in rows]
-    return _text_table(title, ["method", *(row.label for row in rows)], heading, body, width)
+        heading += [METRICS[metric], "paper"] if any_paper(group.rows, metric) else [METRICS[metric]]
+    body = [_text_cells(row, metrics, [any_paper(group.rows, metric) for metric in metrics]) for row in group.rows]
+    told_apart = [["method", *group.settings], *([row.method or row.label, *group.values(row)] for row in group.rows)]
+    names = _side_by_side(told_apart)
+    if len(names[0]) + sum(2 + max(map(len, column)) for column in zip(heading, *body, strict=True)) > width:
+        names = ["method", *(group.name(row) for row in group.rows)]  # too many columns for this screen
+    title = group.title + (f" (all rows: {', '.join(group.shared)})" if group.shared else "")
+    title = textwrap.fill(printable(title), width, subsequent_indent="  ", break_long_words=False)
+    return _text_table(title, names, heading, body, width)
+
+
+def _side_by_side(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return each line as one text, its cells below each other."""
+    lines = [[printable(cell) for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def _text_classifiers(row: Row, title: str, metrics: Sequence[str], width: int) -> str:
     found = row.by_classifier(metrics)
     shown = [metric for metric in CLASSIFIER_METRICS if metric in metrics]
-    body = [[_ours(values.get(metric), metric, " ± ") for metric in shown] for values in found.values()]
+    body = [[ours(values.get(metric), metric, " ± ") for metric in shown] for values in found.values()]
     heading = [METRICS[metric] for metric in shown]
-    return _text_table(printable(f"{title} {row.label}"), ["classifier", *found], heading, body, width)
-
-
-def _notes(rows: Sequence[Row]) -> list[str]:
-    return [printable(f"{row.label}: {note}") for row in rows for note in row.notes]
+    return _text_table(printable(title), ["classifier", *found], heading, body, width)
 
 
 def _text_table(
@@ -88,10 +102,10 @@ def _text_table(
 
 def _text_cells(row: Row, metrics: Sequence[str], with_paper: Sequence[bool]) -> list[str]:
     cells = [str(len(row.seeds))]
-    for metric, paper in zip(metrics, with_paper, strict=True):
-        ours, published = row.ours.get(metric), row.paper.get(metric)
-        cells.append(_ours(ours, metric, " ± ") if metric in PUBLISHED else _mean(ours, metric))
-        if paper:
+    for metric, has_paper in zip(metrics, with_paper, strict=True):
+        value, published = row.ours.get(metric), row.paper.get(metric)
+        cells.append(ours(value, metric, " ± ") if metric in PUBLISHED else mean_of(value, metric))
+        if has_paper:
             cells.append("" if published is None else f"{published.mean:.2f}")
     return cells
 
@@ -100,35 +114,79 @@ def _right(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "".join("  " + cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
 
+# -- Markdown --------------------------------------------------------------------------------------------------------
+
+
 def _markdown(table: Table, metrics: Sequence[str]) -> str:
-    parts = []
-    for left, (heading, body) in _tables(table, metrics, " ± ", _escape_markdown):
-        lines = [heading, ["---"] * left + ["---:"] * (len(heading) - left), *body]
-        parts.append("".join("| " + " | ".join(line) + " |\n" for line in lines))
+    """A table of the runs on test images, one of those on held-out images, and one by classifier for each."""
+    parts, every = [], table.groups
+    for held_out in (False, True):
+        chosen = [group for group in every if (group.held_out is not None) == held_out]
+        tables = [_markdown_table(chosen, metrics), _markdown_classifiers(chosen, metrics)] if chosen else []
+        if held_out and tables:
+            parts.append("Tested on held-out training images, not on test images:\n")
+        parts += [each for each in tables if each]
     problems = [
-        f"`{_one_line(problem.path).replace('`', chr(39))}`: {_escape_markdown(_one_line(problem.reason))}"
+        f"`{one_line(problem.path).replace('`', chr(39))}`: {_escape_markdown(one_line(problem.reason))}"
         for problem in table.problems
     ]
-    for title, items in (("Notes", list(map(_escape_markdown, _notes(table.rows)))), ("Not in the table", problems)):
+    notes = [note for group in every for note in (*_shared(group), *notes_of(group))]
+    for title, items in (("Notes", list(map(_escape_markdown, notes))), ("Not in the table", problems)):
         if items:
             parts.append(f"{title}:\n\n" + "".join(f"- {item}\n" for item in items))
     return "\n".join(parts)
 
 
-def _latex(table: Table, metrics: Sequence[str]) -> str:
-    lines = []
-    for left, (heading, body) in _tables(table, metrics, r" $\pm$ ", escape_latex):
-        lines += [rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(heading) - left)}}}", r"\toprule"]
-        lines += [" & ".join(heading) + r" \\", r"\midrule"]
-        for index, cells in enumerate(body):
-            if index and cells[:2] != body[index - 1][:2]:  # another dataset or scenario
-                lines.append(r"\midrule")
-            lines.append(" & ".join(cells) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}"]
-    # On one line: after a line break in a name, the rest would be typeset or executed.
-    lines += [f"% {_one_line(note)}" for note in _notes(table.rows)]
-    lines += [f"% Not in the table: {_one_line(f'{problem.path}: {problem.reason}')}" for problem in table.problems]
-    return "\n".join(lines) + "\n"
+def _shared(group: Group) -> list[str]:
+    return [printable(f"{group.title}: all rows have {', '.join(group.shared)}")] if group.shared else []
+
+
+def _markdown_table(chosen: Sequence[Group], metrics: Sequence[str]) -> str:
+    settings = list(dict.fromkeys(name for group in chosen for name in group.settings))
+    rows = [(group, row) for group in chosen for row in group.rows]
+    heading = ["dataset", "scenario", *(["held out"] if chosen[0].held_out is not None else []), "method", *settings]
+    left = len(heading)
+    heading.append("seeds")
+    published = [metric for metric in metrics if any_paper([row for _, row in rows], metric)]
+    for metric in metrics:
+        heading += [METRICS[metric], "paper"] if metric in published else [METRICS[metric]]
+    lines = [list(map(_escape_markdown, heading)), ["---"] * left + ["---:"] * (len(heading) - left)]
+    for group, row in rows:
+        names = [row.dataset, row.scenario, *([group.held_out] if group.held_out is not None else [])]
+        names += [row.method or row.label, *(value_of(row, name) for name in settings), str(len(row.seeds))]
+        cells = list(map(_escape_markdown, names))
+        for metric in metrics:
+            place = best_and_second(group.rows, metric).get(row.label, "")
+            cells.append(_marked(ours(row.ours.get(metric), metric, " ± "), place))
+            if metric in published:
+                cells.append(paper(row.paper.get(metric), " ± "))
+        lines.append(cells)
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _markdown_classifiers(chosen: Sequence[Group], metrics: Sequence[str]) -> str:
+    shown = [metric for metric in CLASSIFIER_METRICS if metric in metrics]
+    body = [
+        [*map(_escape_markdown, (row.dataset, row.scenario, group.name(row), classifier))]
+        + [ours(values.get(metric), metric, " ± ") for metric in shown]
+        for group in chosen
+        for row in group.rows
+        for classifier, values in row.by_classifier(metrics).items()
+    ]
+    heading = ["dataset", "scenario", "method", "classifier", *(METRICS[metric] for metric in shown)]
+    lines = [list(map(_escape_markdown, heading)), ["---"] * 4 + ["---:"] * len(shown), *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines) if body else ""
+
+
+def _marked(text: str, place: str) -> str:
+    return {"best": f"**{text}**", "second": f"<u>{text}</u>"}.get(place, text)
+
+
+def _escape_markdown(text: str) -> str:
+    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+# -- CSV -------------------------------------------------------------------------------------------------------------
 
 
 def _csv(table: Table, metrics: Sequence[str]) -> str:
@@ -145,106 +203,48 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
         if metric in metrics and classifier != "own"
     ]
     columns += [f"{classifier}_{metric}_{part}" for classifier, metric in others for part in ("mean", "std", "n")]
-    lines = [["dataset", "scenario", "method", "n", "seeds", *columns, "notes", "problem"]]
-    for row in table.rows:
-        line: list[str] = [row.dataset, row.scenario, row.label, str(len(row.seeds)), " ".join(map(str, row.seeds))]
-        for metric in metrics:
-            published = row.paper.get(metric)
-            line += _csv_cells(row.ours.get(metric))
-            if metric in PUBLISHED:
-                line.append("" if published is None else f"{published.mean:.2f}")
-                line.append("" if published is None or published.std is None else f"{published.std:.2f}")
-        for classifier, metric in others:
-            line += _csv_cells(row.classifiers.get(classifier, {}).get(metric))
-        lines.append([*line, "; ".join(row.notes), ""])
+    settings = list(dict.fromkeys(name for group in table.groups for name in group.settings))
+    names = ["dataset", "scenario", "method", "n", "seeds"]
+    lines = [[*names, *columns, "tested_on", *(f"set {name}" for name in settings), "notes", "problem"]]
+    for group in table.groups:
+        tested_on = "test images" if group.held_out is None else f"held out {group.held_out}"
+        for row in group.rows:
+            line = [row.dataset, row.scenario, row.label, str(len(row.seeds)), " ".join(map(str, row.seeds))]
+            for metric in metrics:
+                line += _csv_metric(row, metric)
+            for classifier, metric in others:
+                line += _csv_cells(row.classifiers.get(classifier, {}).get(metric))
+            line += [tested_on, *(value_of(row, name) for name in settings)]
+            lines.append([*line, "; ".join(row.notes), ""])
     for problem in table.problems:
-        lines.append([""] * (6 + len(columns)) + [f"{problem.path}: {problem.reason}"])
+        lines.append([""] * (len(lines[0]) - 1) + [f"{problem.path}: {problem.reason}"])
     return "".join(csv_line(map(printable, line)) for line in lines)
 
 
-def _csv_cells(value: Statistic | None) -> list[str]:
+def _csv_metric(row: Row, metric: str) -> list[str]:
+    cells, published = _csv_cells(row.ours.get(metric), 6 if metric == "stored" else 4), row.paper.get(metric)
+    if metric in PUBLISHED:
+        cells.append("" if published is None else f"{published.mean:.2f}")
+        cells.append("" if published is None or published.std is None else f"{published.std:.2f}")
+    return cells
+
+
+def _csv_cells(value: Statistic | None, digits: int = 4) -> list[str]:
     if value is None:
         return ["", "", "0"]
-    return [f"{value.mean:.4f}", "" if value.std is None else f"{value.std:.4f}", str(value.count)]
+    return [f"{value.mean:.{digits}f}", "" if value.std is None else f"{value.std:.{digits}f}", str(value.count)]
+
+
+def _html(table: Table, metrics: Sequence[str]) -> str:
+    from efcil.report.page import page  # a template engine is needed for nothing else
+
+    return page(table, metrics)
 
 
 FORMATS: dict[str, Callable[[Table, Sequence[str]], str]] = {
     "text": _text,
     "markdown": _markdown,
-    "latex": _latex,
+    "latex": latex,
     "csv": _csv,
-    "html": html,
+    "html": _html,
 }
-
-
-def _escape_markdown(text: str) -> str:
-    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-
-
-def _one_line(text: object) -> str:
-    return printable(" ".join(str(text).split()))
-
-
-def escape_latex(text: str) -> str:
-    """Escape the characters that LaTeX reads as commands."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in printable(text))
-
-
-def _tables(
-    table: Table, metrics: Sequence[str], plus_minus: str, escape: Callable[[str], str]
-) -> list[tuple[int, tuple[list[str], list[list[str]]]]]:
-    """The tables of Markdown and LaTeX: how many columns are names, heading and body; the second is by classifier."""
-    shown = [metric for metric in CLASSIFIER_METRICS if metric in metrics]
-    body = [
-        [*map(escape, (row.dataset, row.scenario, row.label, classifier))]
-        + [_ours(values.get(metric), metric, plus_minus) for metric in shown]
-        for row in table.rows
-        for classifier, values in row.by_classifier(metrics).items()
-    ]
-    heading = [*map(escape, ("dataset", "scenario", "method", "classifier", *(METRICS[metric] for metric in shown)))]
-    tables = [(3, _cells(table, metrics, plus_minus, escape))]
-    return [*tables, (4, (heading, body))] if body else tables
-
-
-def _cells(
-    table: Table, metrics: Sequence[str], plus_minus: str, escape: Callable[[str], str]
-) -> tuple[list[str], list[list[str]]]:
-    """Heading and body for Markdown and LaTeX: the paper's column only if it is not empty."""
-    heading = ["dataset", "scenario", "method", "seeds"]
-    for metric in metrics:
-        heading += [METRICS[metric], "paper"] if _any_paper(table.rows, metric) else [METRICS[metric]]
-    body = []
-    for row in table.rows:
-        cells = [escape(row.dataset), escape(row.scenario), escape(row.label), str(len(row.seeds))]
-        for metric in metrics:
-            cells.append(_ours(row.ours.get(metric), metric, plus_minus))
-            if _any_paper(table.rows, metric):
-                cells.append(_paper(row.paper.get(metric), plus_minus))
-        body.append(cells)
-    return [escape(name) for name in heading], body
-
-
-def _any_paper(rows: Sequence[Row], metric: str) -> bool:
-    return any(metric in row.paper for row in rows)
-
-
-def _decimals(metric: str) -> int:
-    return 1 if metric == "seconds" else 2
-
-
-def _mean(value: Statistic | None, metric: str) -> str:
-    return "" if value is None else f"{value.mean:.{_decimals(metric)}f}"
-
-
-def _ours(value: Statistic | None, metric: str, plus_minus: str) -> str:
-    if value is None:
-        return ""
-    deviation = "-" if value.std is None else f"{value.std:.{_decimals(metric)}f}"
-    return _mean(value, metric) + plus_minus + deviation
-
-
-def _paper(value: PaperValue | None, plus_minus: str) -> str:
-    if value is None:
-        return ""
-    return f"{value.mean:.2f}" + ("" if value.std is None else f"{plus_minus}{value.std:.2f}")

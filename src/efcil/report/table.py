@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil.errors import EfcilError
+from efcil.report.groups import Group, changes_of, groups
 from efcil.report.paper import PaperValue, paper_value
 from efcil.resolution import label
 from efcil.resolution.identity import differences
@@ -24,7 +25,10 @@ METRICS = {
     "forgetting": "forgetting",
     "task_aware_A_step": "task-aware",
     "seconds": "seconds",
+    "stored": "stored MB",
 }
+#: What a number in summary.json is multiplied by to be shown.
+SCALES = {"stored": 1e-6}
 
 
 # The metrics of classifiers other than the method's own.
@@ -50,7 +54,8 @@ class Row:
     """All seeds of one method (by label) on one dataset and scenario.
 
     `runs` are their folders, in the order of the seeds. `classifiers` has the results by classifier if several were
-    measured, the method's own first. `notes` say what a reader of the means must know.
+    measured, the method's own first. `notes` say what a reader of the means must know. `changes` is what differs from
+    the preset, and `settings` everything that it was trained with (empty if that was not recorded).
     """
 
     dataset: str
@@ -62,6 +67,9 @@ class Row:
     classifiers: dict[str, dict[str, Statistic]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     runs: tuple[RunFolder, ...] = ()
+    method: str = ""
+    changes: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def by_classifier(self, metrics: Sequence[str]) -> dict[str, dict[str, Statistic]]:
         """Return the classifiers' results if any of the `metrics` is measured for them."""
@@ -82,6 +90,11 @@ class Table:
 
     rows: tuple[Row, ...]
     problems: tuple[Problem, ...] = field(default=())
+
+    @property
+    def groups(self) -> list[Group]:
+        """The rows by dataset, scenario and what they were tested on: results that may stand in one table."""
+        return groups(self.rows)
 
 
 def table(runs: Iterable[RunFolder]) -> Table:
@@ -142,7 +155,27 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
             *_missing(ours, others, len(summaries)),
         ),
         runs=tuple(run for run, _ in members),
+        method=summaries[0]["method"],
+        changes=_changes(summaries[0]["method"], name, members[0][0]),
+        settings=_settings(*members[0]),
     )
+
+
+def _changes(method: str, name: str, run: RunFolder) -> dict[str, str]:
+    """Return what differs from the preset, also where the label was shortened to fit a folder's name."""
+    with suppress(EfcilError):
+        settings = run.read_settings()
+        if label(settings) == name:
+            return changes_of(method, label(settings, whole=True))
+    return changes_of(method, name)
+
+
+def _settings(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the resolved settings of a run, from its summary or, of earlier versions, from settings.yaml."""
+    found = mapping(summary, "identity")
+    with suppress(EfcilError):
+        return found or run.read_identity() or {}
+    return found
 
 
 def _statistics(summaries: Sequence[dict[str, Any]], metrics: Sequence[str]) -> dict[str, Statistic]:
@@ -263,10 +296,10 @@ def mapping(summary: dict[str, Any], name: str) -> dict[str, Any]:
 def _number(summary: dict[str, Any], metric: str) -> float | None:
     value = summary.get(metric)
     if isinstance(value, dict):
-        value = value.get("total")
+        value = value.get("bytes" if metric == "stored" else "total")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    return float(value)
+    return float(value) * SCALES.get(metric, 1.0)
 
 
 def _scenario_key(name: str) -> tuple[str, int, str]:

@@ -1,0 +1,149 @@
+"""Rows that belong into one table, and what tells them apart.
+
+A run's label names everything that differs from the preset. In a table that is too much and too little: what all rows
+share says nothing, and a row with the default of a setting that others vary does not show it. So what all rows share
+is said once, and every other setting is a column, with the default's value in the rows that keep it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from efcil.settings.options import show
+
+if TYPE_CHECKING:
+    from efcil.report.table import Row
+
+#: Sees all images at once: a bound for the others, which does not compete with them.
+UPPER_BOUNDS = ("joint",)
+#: Metrics of which the best rows are marked, and whether more is better. Seconds depend on the machine.
+RANKED = {"A_step": True, "A_inc": True, "task_mean": True, "forgetting": False, "task_aware_A_step": True}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one dataset and scenario that were tested on the same kind of images.
+
+    `settings` are the settings that differ, a column each; `shared` is what all rows have changed alike; `held_out` is
+    the share of training images that they were tested on, None for the dataset's test images.
+    """
+
+    dataset: str
+    scenario: str
+    held_out: str | None
+    rows: tuple[Row, ...]
+    settings: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Dataset and scenario, and what the rows were tested on unless it is the test images."""
+        return f"{self.dataset} {self.scenario}" + ("" if self.held_out is None else f", {self.tested_on}")
+
+    @property
+    def tested_on(self) -> str:
+        """The images that the rows were tested on, in words."""
+        if self.held_out is None:
+            return "test images"
+        return f"held-out training images ({_percent(self.held_out)} of each class), no test images"
+
+    def name(self, row: Row) -> str:
+        """Return the name of a row in charts: its method, and what tells it from rows of the same method."""
+        alike = [other for other in self.rows if other.method == row.method]
+        told_by = [name for name in self.settings if len({value_of(other, name) for other in alike}) > 1]
+        parts = [f"{name}={value_of(row, name)}" for name in told_by if value_of(row, name)]
+        return ", ".join([row.method or row.label, *parts])
+
+    def values(self, row: Row) -> list[str]:
+        """Return the row's values of the settings that are columns; empty where its method has no such setting."""
+        return [value_of(row, name) for name in self.settings]
+
+
+def groups(rows: Sequence[Row]) -> list[Group]:
+    """Gather rows into tables, test images before held-out ones."""
+    found: dict[tuple[str, str, str | None], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.dataset, row.scenario, row.changes.get("held_out")), []).append(row)
+    order = sorted(found, key=lambda key: key[2] is not None)
+    return [_group(key, found[key]) for key in order]
+
+
+def _group(key: tuple[str, str, str | None], rows: Sequence[Row]) -> Group:
+    changes = [{name: value for name, value in row.changes.items() if name != "held_out"} for row in rows]
+    shared = [item for item in changes[0].items() if all(item in each.items() for each in changes)]
+    names = dict.fromkeys(name for each in changes for name in each if name not in dict(shared))
+    ordered = sorted(rows, key=lambda row: (row.method, *(_order(value_of(row, name)) for name in names), row.label))
+    return Group(*key, tuple(ordered), tuple(names), tuple(f"{name}={value}" for name, value in shared))
+
+
+def changes_of(method: str, label: str) -> dict[str, str]:
+    """Return what a label says that differs from the preset: `efc+epochs=2` is {"epochs": "2"}."""
+    parts = label.removeprefix(method).split("+") if label.startswith(method) else []
+    return dict(part.split("=", 1) for part in parts if "=" in part)
+
+
+def value_of(row: Row, name: str) -> str:
+    """Return the value of a setting that the row was trained with; empty where its method has no such setting."""
+    if name in row.changes:
+        return row.changes[name]
+    settings = row.settings
+    own = settings.get("method_settings")
+    if isinstance(own, Mapping) and name in own:
+        return _said(own[name])
+    group, dot, field = name.partition(".")
+    if dot:
+        return _said(_part(settings, group).get(field))
+    first, later = _part(settings, "first_task"), _part(settings, "later")
+    if name in ("epochs", "batch_size") and name in later:
+        value = _said(later[name])
+        return value if first.get(name) == later[name] else f"{value} (first task {_said(first.get(name))})"
+    if name == "first_task_epochs":
+        return _said(first.get("epochs"))
+    if name == "classifier" and settings:
+        return _said(settings.get(name, "own"))
+    return _said(settings.get(name))
+
+
+def best_and_second(rows: Sequence[Row], metric: str) -> dict[str, str]:
+    """Return `best` or `second` by the label of a row; rows that show the same number share a place."""
+    if metric not in RANKED:
+        return {}
+    shown = {
+        row.label: round(row.ours[metric].mean, 2)
+        for row in rows
+        if metric in row.ours and row.method not in UPPER_BOUNDS
+    }
+    places = sorted(set(shown.values()), reverse=RANKED[metric])
+    if len(shown) < 2 or len(places) < 2:
+        return {}
+    names = dict(zip(places, ("best", "second"), strict=False))
+    return {label: names[value] for label, value in shown.items() if value in names}
+
+
+def number_of(value: str) -> float | None:
+    """Return the value of a setting as a number, None if it is a word."""
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _part(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = settings.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _said(value: Any) -> str:
+    return "" if value is None else show(tuple(value) if isinstance(value, list) else value)
+
+
+def _order(value: str) -> tuple[int, float, str]:
+    number = number_of(value)
+    return (1, 0.0, value) if number is None else (0, number, value)
+
+
+def _percent(share: str) -> str:
+    number = number_of(share)
+    return share if number is None else f"{100 * number:g} %"

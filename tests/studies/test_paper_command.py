@@ -1,0 +1,277 @@
+"""`efcil paper` from the command line: listed, planned, trained, written; nothing twice."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efcil import studies
+from efcil.cli import main
+from efcil.commands.paper import read_seeds
+from efcil.data import sources
+from efcil.errors import GridError, SettingsError
+from efcil.settings import Settings
+
+STUDY = """
+title: Two ways to follow the drift
+about: EFC with and without its update
+datasets: [digits]
+scenarios: [cs5]
+seeds: [0, 1]
+settings: {epochs: 2, device: cpu}
+fast_epochs: 3
+runs:
+  - {name: frozen, method: frozen}
+  - {name: fetril, method: fetril}
+read:
+  - {reader: table, metrics: [A_step, A_inc]}
+  - {reader: curves}
+  - {reader: timing}
+published:
+  - {dataset: digits, scenario: cs5, run: fetril, metric: A_step, mean: 99.9, std: 0.1}
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("study") / "mine.yaml"
+    file.write_text(STUDY.replace("frozen", "fecam"), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def made(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study with one of its two seeds."""
+    output = tmp_path_factory.mktemp("output")
+    assert main(["paper", str(study), "--seeds", "0", "--output", str(output), "--quiet"]) == 0
+    return output
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with open(file, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper"]) == 0
+    text = capsys.readouterr().out
+    for name in studies.names():
+        assert f"\n{name} " in f"\n{text}"
+        assert studies.load(name).about in text
+    assert "table 1, 390 runs: cifar100, tiny-imagenet, imagenet-subset; ws10, ws20, cs10, cs20" in text
+    assert "figure and table, 1 run: cifar100; ws5" in text
+
+
+def test_what_is_made_is_written_and_what_lacks_is_named(
+    study: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made / "paper" / "mine"
+    names = {file.name for file in folder.iterdir()}
+    for reader in ("table", "curves", "timing"):
+        assert {f"mine-{reader}-digits.{kind}" for kind in ("txt", "md", "csv", "tex")} <= names
+    assert {"measured-accuracy.csv", "measured-timing.csv"} <= names
+    table = rows(folder / "mine-table-digits.csv")
+    by_name = {row["method"]: row for row in table if row["scenario"] == "cs5"}
+    summary = json.loads((made / "digits/cs5/fetril+epochs=2/seed0/summary.json").read_text())
+    assert by_name["fetril"]["A_step"] == f"{summary['A_step']:.2f}"
+    assert (by_name["fetril"]["seeds"], by_name["fetril"]["agrees"]) == ("0", "no")
+    assert main(["paper", str(study), "--output", str(made), "--no-training"]) == 0
+    text = capsys.readouterr().out
+    assert "4 runs: 2 done, 2 to train." in text
+    assert "digits cs5: fecam (seed 1), fetril (seed 1)" in text
+    assert not (made / "digits/cs5/fetril+epochs=2/seed1").exists()
+
+
+def test_figures_are_written(made: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder = made / "paper" / "mine"
+    for kind in ("svg", "pdf", "png"):
+        assert (folder / f"mine-curves-digits-cs5.{kind}").stat().st_size > 1000
+
+
+def test_without_matplotlib_the_rest_is_written(
+    study: Path, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["paper", str(study), "--output", str(made), "--no-training"]) == 0
+    text = capsys.readouterr().out
+    assert "Figure files need matplotlib" in text
+    assert "Written: 14 files" in text
+
+
+def test_tasks_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = STUDY.replace("[cs5]", "[custom]").replace("epochs: 2", "epochs: 2, tasks: 2").replace("frozen", "fecam")
+    (tmp_path / "two.yaml").write_text(text, encoding="utf-8")
+    command = ["paper", str(tmp_path / "two.yaml"), "--output", str(tmp_path / "runs"), "--seeds", "0", "--quiet"]
+    assert main([*command, "--method", "fetril"]) == 0
+    assert "digits custom: fecam (all seeds), fetril (seed 1)" in capsys.readouterr().out
+
+
+def test_a_dry_run_trains_and_writes_nothing(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", str(study), "--output", str(tmp_path / "runs"), "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("  to do") == 4
+    assert "4 runs: 0 done, 4 to train." in text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_of_a_grid_says_what_is_finished(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"run --method fetril --epochs 2 --device cpu --seed 0 1 --output {made} --dry-run"
+    assert main(command.split()) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.endswith("seed0  finished")
+    assert "seed1  to do  about" in second, "the epochs of seed 0 say how long seed 1 takes"
+    assert not (made / "digits/cs5/fetril+epochs=2/seed1").exists()
+
+
+def test_results_files_count_as_done(
+    study: Path, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = tmp_path / "results"
+    known.mkdir()
+    header = "dataset,scenario,method,seed,A_step,A_inc,A_step_per_task,first_epoch,later_epoch,end_of_task,"
+    lines = [
+        f"digits,cs5,{method}+epochs=2,{seed},60.0,70.0,80 60,1,,,1,a card,abc"
+        for method in ("fecam", "fetril")
+        for seed in (0, 1)
+    ]
+    (known / "digits.csv").write_text("\n".join([header + "at_a_time,hardware,commit", *lines]) + "\n")
+    # Seed 0 is in the folder too, which counts more.
+    assert main(["paper", str(study), "--output", str(made), "--results", str(known)]) == 0
+    text = capsys.readouterr().out
+    assert "4 runs: 4 done, 0 to train." in text
+    assert "Missing" not in text
+    (row,) = (row for row in rows(made / "paper/mine/mine-table-digits.csv") if row["method"] == "fetril")
+    own = json.loads((made / "digits/cs5/fetril+epochs=2/seed0/summary.json").read_text())["A_step"]
+    assert row["seeds"] == "0 1"
+    assert row["A_step"].startswith(f"{(own + 60) / 2:.2f} ± ")
+
+
+def test_a_short_schedule_has_one_seed_and_folders_of_its_own(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["paper", str(study), "--fast", "--method", "fetril", "--output", str(tmp_path)]
+    assert main([*command, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("FAST SCHEDULE (3 epochs a task, not the paper's): ")
+    assert text.count("to do") == 1
+    assert "fetril+epochs=3/seed0" in text
+    assert main([*command, "--no-training"]) == 0
+    assert "FAST SCHEDULE" in capsys.readouterr().out
+    assert (tmp_path / "paper/mine-fast/mine-table-digits-fast.tex").exists()
+    assert not (tmp_path / "paper/mine").exists()
+
+
+def test_spectrum_noise_and_components_are_read_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = STUDY.replace("frozen, method: frozen", "low rank, method: efc, overrides: {covariance: low-rank}")
+    text = text.replace("[0, 1]", "[0]").replace("fetril", "efc").replace("A_inc]", "components]")
+    text = text.replace("{reader: curves}", "{reader: spectrum}").replace("{reader: timing}", "{reader: perturbation}")
+    (tmp_path / "deep.yaml").write_text(text, encoding="utf-8")
+    command = ["paper", str(tmp_path / "deep.yaml"), "--output", str(tmp_path / "runs")]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("noise in its features") == 2
+    assert "Missing" not in printed
+    folder = tmp_path / "runs" / "paper" / "deep"
+    low, full = (row for row in rows(folder / "deep-table-digits.csv") if row["scenario"] == "cs5")
+    assert (float(low["components"].split()[0]) > 0, full["components"]) == (True, "")
+    spectra = rows(folder / "measured-spectrum.csv")
+    assert [(row["task"], row["classes"]) for row in spectra[:5]] == [(str(n), str(2 * n)) for n in range(1, 6)]
+    noise = [row for row in rows(folder / "deep-perturbation-digits.csv") if row["method"] == "efc"]
+    assert {row["directions"] for row in noise} == {"principal", "non-principal"}
+    unmoved = {row["accuracy"] for row in noise if row["directions"] == "non-principal"}
+    assert len(unmoved) == 1, "noise in directions that do not matter changes no prediction"
+    assert len({row["accuracy"] for row in noise}) > 1
+    assert main(command) == 0
+    assert "noise in its features" not in capsys.readouterr().out, "nothing is measured twice"
+
+
+def test_what_there_is_is_written_before_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {name: source for name, source in sources.sources().items() if name != "imagenet"}
+    monkeypatch.setattr(sources, "sources", lambda: known)
+    command = ["paper", "imagenet-1k", "--output", str(tmp_path), "--seeds", "0"]
+    assert main(command) == 2
+    text = capsys.readouterr()
+    assert "no source that reads the files of imagenet" in text.err
+    assert "59.49 ± 0.07" in (tmp_path / "paper/imagenet-1k/imagenet-1k-imagenet.md").read_text(encoding="utf-8")
+    absent = tmp_path / "absent"
+    assert main(["paper", "spectrum", "--data", str(absent), "--output", str(tmp_path)]) == 2
+    assert f"{absent} does not exist" in capsys.readouterr().err
+    assert (tmp_path / "paper/spectrum/spectrum-cifar100.md").exists()
+
+
+def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, words in (
+        ("paper tabel1", "Did you mean 'table1'"),
+        ("paper table1 --dataset imagenet", "dataset of the study table1"),
+        ("paper table1 --seeds 4-0", "--seeds takes numbers and ranges"),
+        ("paper table1 --dataset cifar100 tiny-imagenet --data x", "--data names one place"),
+        ("paper table1 --results nowhere --dry-run", "nowhere is not a folder"),
+    ):
+        assert main(command.split()) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_seeds_are_numbers_and_ranges() -> None:
+    assert read_seeds(["0-2", "7", "1"]) == [0, 1, 2, 7]
+    assert read_seeds(["0,3"]) == [0, 3]
+    for wrong in (["a"], ["-1"], ["3-1"], ["0-99999999"], [","], ["1.5"]):
+        with pytest.raises(SettingsError, match="--seeds"):
+            read_seeds(wrong)
+
+
+class Recorder:
+    """Stands in for the training."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.settings: list[Settings] = []
+        self.options: dict[str, Any] = {}
+
+    def run_grid(self, settings: list[Settings], output: Path, **options: Any) -> list[Path]:
+        self.settings, self.options = settings, options
+        if self.error is not None:
+            raise self.error
+        return []
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    module = types.ModuleType("efcil.experiment")
+    module.run_grid = recorder.run_grid  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "efcil.experiment", module)
+    return recorder
+
+
+def test_what_is_missing_is_trained_longest_first(trained: Recorder, tmp_path: Path) -> None:
+    choice = ["--scenario", "cs10", "--seeds", "3-4", "--method", "EFC", "fetril", "pass"]
+    where = ["--data", str(tmp_path), "--output", str(tmp_path / "runs")]
+    assert main(["paper", "table1", *choice, *where, "--jobs-per-gpu", "5", "--checkpoint-steps", "7"]) == 0
+    order = [(each.method, each.seed) for each in trained.settings]
+    assert order == [("pass", 3), ("pass", 4), ("efc", 3), ("efc", 4), ("fetril", 3), ("fetril", 4)]
+    assert {each.data for each in trained.settings} == {str(tmp_path)}
+    assert trained.options == {"jobs_per_gpu": 5, "quiet": False, "checkpoint_steps": 7, "debug": False}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt("Stopped."), 130), (GridError("2 of 3 runs failed.", []), 1)]
+)
+def test_the_result_is_written_when_training_ends_early(
+    trained: Recorder, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    trained.error = error
+    command = ["paper", "spectrum", "--data", str(tmp_path), "--output", str(tmp_path / "runs")]
+    assert main(command) == code
+    printed = capsys.readouterr()
+    assert str(error) in printed.err
+    assert "CIFAR-100 ws5: EFC (all seeds)" in printed.out
+    assert (tmp_path / "runs/paper/spectrum/spectrum-cifar100.txt").exists()

@@ -1,0 +1,299 @@
+"""Readers: what they make of measured values, and what of missing ones."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from efcil import studies
+from efcil.errors import SettingsError
+from efcil.report.paper import PaperValue, agrees
+from efcil.studies import sheet
+from efcil.studies.measures import Measured, key_of, merge_into
+from efcil.studies.readers import elbow, seeds_in_words
+from efcil.studies.result import Result, conclude, missing, write
+from efcil.studies.sheet import Sheet
+
+
+def measured(study: str, values: dict[tuple[str, str, int], dict[str, str]], measure: str = "accuracy") -> Measured:
+    """Return what was measured on CIFAR-100, by scenario, name of the row and seed."""
+    found = Measured()
+    for (scenario, name, seed), row in values.items():
+        (cell,) = studies.load(study).cells(["cifar100"], [scenario], [name])
+        found.add(measure, key_of(cell, seed), [row])
+    return found
+
+
+def accuracy(step: float, average: float = 50.0, tasks: str = "") -> dict[str, str]:
+    return {"A_step": f"{step:.2f}", "A_inc": f"{average:.2f}", "A_step_per_task": tasks}
+
+
+def result_of(name: str, values: Measured, fast: bool = False) -> Result:
+    study = studies.load(name)
+    seeds = study.seeds[:1] if fast else study.seeds
+    return conclude(study, study.cells(["cifar100"], fast=fast), seeds, values, fast)
+
+
+def rows_of(result: Result, scenario: str) -> dict[str, tuple[str, ...]]:
+    (table,) = result.outcomes[0][1].sheets
+    return {row[2]: row[3:] for row in table.rows if row[1] == scenario}
+
+
+@pytest.mark.parametrize(
+    ("ours", "mean", "std", "expected"),
+    [(43.0, 42.0, 0.1, True), (43.01, 42.0, 0.1, False), (44.9, 42.0, 3.0, True), (41.0, 42.0, None, True)],
+)
+def test_within_a_deviation_or_a_point(ours: float, mean: float, std: float | None, expected: bool) -> None:
+    assert agrees(ours, PaperValue(mean, std, "1")) is expected
+
+
+def test_ours_stands_beside_the_papers() -> None:
+    values = measured(
+        "table1",
+        {
+            ("cs10", "EFC", 0): accuracy(42.0, 58.0),
+            ("cs10", "EFC", 3): accuracy(44.0, 60.0),
+            ("cs10", "LwF", 1): accuracy(10.0, 53.91),
+            ("ws10", "Fusion", 0): accuracy(10.0, 20.0),
+        },
+    )
+    result = result_of("table1", values)
+    cold = rows_of(result, "cs10")
+    assert cold["EFC"] == (
+        "0 3", "43.00 ± 1.41", "43.62 ± 0.70", "-0.62", "yes", "59.00 ± 1.41", "58.58 ± 0.91", "+0.42", "yes",
+    )  # fmt: skip
+    assert cold["LwF"] == ("1", "10.00", "32.80 ± 3.08", "-22.80", "no", "53.91", "53.91 ± 1.67", "+0.00", "yes")
+    assert cold["SSRE"][:5] == ("none", "-", "30.40 ± 0.74", "", "")
+    assert rows_of(result, "ws10")["Fusion"][4] == "", "a reconstruction is not judged"
+    assert "Fusion" not in cold
+    assert "CIFAR-100 cs10: EWC (all seeds), LwF (seeds 0 2 3 4), PASS (all seeds)" in " ".join(result.missing)
+    assert "EFC (seeds 1 2 4)" in " ".join(result.missing)
+    text = result.outcomes[0][1].latex or ""
+    assert r"43.00 $\pm$ 1.41 &" in text
+    assert r"10.00$^\dagger$ &" in text
+    assert "a dagger marks those that do not" in text
+    assert "Of 4 values that both have, 3 agree." in result.text()
+
+
+def test_a_short_schedule_says_so_everywhere_and_is_not_judged(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    study = studies.load("losses")
+    found = Measured()
+    for cell in study.cells(["cifar100"], fast=True):
+        found.add("accuracy", key_of(cell, 0), [accuracy(40.0, 50.0, "60.0 40.0")])
+    result = conclude(study, study.cells(["cifar100"], fast=True), (0,), found, fast=True)
+    assert rows_of(result, "cs10")["EFM + PR-ACE (EFC)"][:5] == ("0", "40.00", "43.62 ± 0.70", "-3.62", "")
+    files, trouble = write(result, tmp_path, found)
+    assert trouble == ""
+    assert {file.parent for file in files} == {tmp_path / "paper" / "losses-fast"}
+    assert all("-fast" in file.name for file in files if not file.name.startswith("measured-"))
+    for file in files:
+        if file.suffix in (".txt", ".md", ".csv", ".tex") and not file.name.startswith("measured-"):
+            assert "FAST SCHEDULE" in file.read_text(encoding="utf-8"), file
+    figures = [figure for _, outcome in result.outcomes for figure in outcome.figures.values()]
+    assert figures
+    assert all("FAST SCHEDULE" in figure.title for figure in figures)
+    assert "FAST SCHEDULE" in result.text()
+
+
+def test_full_and_short_runs_never_mix() -> None:
+    full = measured("losses", {("cs10", "EFM + symmetric", 0): accuracy(40.0)})
+    short = rows_of(result_of("losses", full, fast=True), "cs10")
+    assert short["EFM + symmetric"][:2] == ("none", "-")
+
+
+@pytest.mark.parametrize(("without", "words"), [(40.0, "Same order"), (46.0, "Another order")])
+def test_ablations_say_whether_the_order_is_the_papers(without: float, words: str) -> None:
+    values = {("cs10", "without update", 0): accuracy(without), ("cs10", "with update (EFC)", 0): accuracy(43.0)}
+    text = result_of("prototype-update", measured("prototype-update", values)).text()
+    assert f"{words} {'as' if without < 43 else 'than'} in the paper: CIFAR-100 cs10." in text
+
+
+def test_components_have_the_spread_over_classes() -> None:
+    values = measured("low-rank", {("ws10", "90 % of the variance", seed): accuracy(55.0 + seed) for seed in (0, 1)})
+    (cell,) = studies.load("low-rank").cells(["cifar100"], ["ws10"], ["90 % of the variance"])
+    for seed, mean in ((0, "11.2"), (1, "12")):
+        values.add("components", key_of(cell, seed), [{"components": mean, "components_std": "2.5", "commit": ""}])
+    row = rows_of(result_of("low-rank", values), "ws10")["90 % of the variance"]
+    assert row[5:] == ("12 ± 2", "11 ± 2", "+1", "yes")
+    # The full covariance has no components, and lacks nothing without them.
+    (full,) = studies.load("low-rank").cells(["cifar100"], ["ws10"], ["full (EFC)"])
+    values.add("accuracy", key_of(full, 0), [accuracy(60.0)])
+    assert list(missing([full], [0], values)) == []
+    assert list(missing([cell], [0, 4], values)) == ["CIFAR-100 ws10: 90 % of the variance (seed 4)"]
+
+
+def test_curves_have_a_band_over_seeds() -> None:
+    values = measured(
+        "curves",
+        {
+            ("cs10", "EFC", 0): accuracy(1, 1, "90.0 70.0 50.0"),
+            ("cs10", "EFC", 1): accuracy(1, 1, "80.0 70.0 40.0"),
+            ("cs10", "LwF", 1): accuracy(1, 1, "80.0 60.0 30.0"),
+        },
+    )
+    result = result_of("curves", values)
+    figure = result.outcomes[0][1].figures["cifar100-cs10"]
+    lwf, efc = figure.series
+    assert (efc.label, list(efc.x), list(efc.y)) == ("EFC", [1, 2, 3], [85, 70, 45])
+    assert efc.low[1] == efc.high[1] == 70
+    assert not lwf.low
+    assert figure.limits == (0, 100)
+    names = [variant.name for variant in studies.load("curves").runs]
+    assert [names[series.style or 0] for series in figure.series] == ["LwF", "EFC"], "a row keeps its colour"
+    assert rows_of(result, "cs10")["EFC"] == ("0 1", "85.00 ± 7.07 (1)", "70.00 ± 0.00 (2)", "45.00 ± 7.07 (3)")
+
+
+def test_the_elbow_is_where_the_steepest_fall_comes() -> None:
+    assert elbow([5.0, 4.0, 3.0, 1e-8, 1e-9]) == 3
+    assert elbow([5.0, 4.0, 3.0, 1e-12, -1e-30]) == 3, "what is smaller than rounding is no fall"
+    assert elbow([1.0]) == 1
+
+
+def test_the_spectrum_names_elbow_and_line() -> None:
+    study = studies.load("spectrum")
+    (cell,) = study.cells()
+    found = Measured()
+    falls = {1: 49, 2: 60, 3: 40}
+    rows = []
+    for task, fall in falls.items():
+        values = [0.02] * fall + [0.005] + [1e-9] * (90 - fall)
+        values[fall] = 1e-7
+        listed = " ".join(f"{value:g}" for value in values)
+        rows.append({"task": str(task), "classes": str(40 + 10 * task), "values": listed, "commit": ""})
+    found.add("spectrum", key_of(cell, 0), rows)
+    result = conclude(study, [cell], (0,), found, fast=False)
+    (table,) = result.outcomes[0][1].sheets
+    # Task, seen classes, elbow, as expected, eigenvalues above damping / efm_weight = 0.01.
+    assert [row[4:] for row in table.rows] == [
+        ("1", "50", "49", "yes", "49"), ("2", "60", "60", "yes", "60"), ("3", "70", "40", "no", "40"),
+    ]  # fmt: skip
+    figure = result.outcomes[0][1].figures["cifar100-ws5-seed0"]
+    assert [series.label for series in figure.series] == ["task 1", "task 2", "task 3"]
+    assert figure.log_y
+    lines = [(line.axis, round(line.value, 9)) for line in figure.references]
+    assert lines == [("x", 50.0), ("x", 60.0), ("x", 70.0), ("y", 0.01)]
+
+
+def test_noise_is_averaged_over_seeds_and_begins_without() -> None:
+    study = studies.load("perturbation")
+    (cell,) = study.cells(["cifar100"], ["cs10"])
+    found = Measured()
+    for seed in (0, 1):
+        rows = [
+            {"directions": directions, "sigma": sigma, "change": change, "accuracy": f"{accuracy + seed}", "commit": ""}
+            | {"unperturbed": f"{40 + seed}"}
+            for directions, sigma, change, accuracy in (
+                ("principal", "1", "0.5", 20),
+                ("principal", "2", "0.75", 10),
+                ("non-principal", "1", "0", 40),
+            )
+        ]
+        found.add("perturbation", key_of(cell, seed), rows)
+    result = conclude(study, [cell], (0, 1), found, fast=False)
+    (table,) = result.outcomes[0][1].sheets
+    assert [row[3:] for row in table.rows] == [
+        ("0 1", "non-principal", "0", "0.0000 ± 0.0000", "40.50 ± 0.71"),
+        ("0 1", "non-principal", "1", "0.0000 ± 0.0000", "40.50 ± 0.71"),
+        ("0 1", "principal", "0", "0.0000 ± 0.0000", "40.50 ± 0.71"),
+        ("0 1", "principal", "1", "0.5000 ± 0.0000", "20.50 ± 0.71"),
+        ("0 1", "principal", "2", "0.7500 ± 0.0000", "10.50 ± 0.71"),
+    ]
+    figures = result.outcomes[0][1].figures
+    curves = {series.label: (list(series.x), list(series.y)) for series in figures["cifar100-cs10-accuracy"].series}
+    assert curves["principal"] == ([0.0, 1.0, 2.0], [40.5, 20.5, 10.5])
+    assert figures["cifar100-cs10-change"].limits == (0.0, 1.0)
+
+
+def test_times_of_runs_that_shared_a_card_are_not_averaged_with_others() -> None:
+    study = studies.load("timing")
+    (cell,) = study.cells(["cifar100"], ["cs10"], ["efc"])
+    found = Measured()
+    for seed, beside, seconds in ((0, "1", "0.1"), (1, "5", "0.3"), (2, "5", "0.5")):
+        row = {"first_epoch": "0.25", "later_epoch": seconds, "end_of_task": "", "at_a_time": beside}
+        found.add("timing", key_of(cell, seed), [{**row, "hardware": "H200", "commit": ""}])
+    (table,) = conclude(study, [cell], (0, 1, 2), found, fast=False).outcomes[0][1].sheets
+    assert [row[3:] for row in table.rows] == [
+        ("H200", "1", "0", "0.250", "0.100", "-"), ("H200", "5", "1 2", "0.250", "0.400", "-"),
+    ]  # fmt: skip
+
+
+def test_results_files_are_recognised_by_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "any.csv").write_text(
+        "dataset,scenario,method,seed,A_step,A_inc,A_step_per_task,more\ncifar100,cs10,efc,2,1.50,2.50,9 1.5,x\n"
+    )
+    (tmp_path / "speed.csv").write_text("what,value\nstep,1\n")
+    found = Measured()
+    found.read_results(tmp_path)
+    assert found.get("accuracy", ("cifar100", "cs10", "efc", 2)) == [accuracy(1.5, 2.5, "9 1.5")]
+    assert list(found.rows) == ["accuracy"]
+    (tmp_path / "any.csv").write_text("dataset,scenario,method,seed,A_step,A_inc,A_step_per_task\na,b,c,first,,,\n")
+    with pytest.raises(SettingsError, match=r"any.csv cannot be read"):
+        Measured().read_results(tmp_path)
+    with pytest.raises(SettingsError, match="is not a folder"):
+        Measured().read_results(tmp_path / "absent")
+
+
+def test_a_results_file_grows_and_keeps_what_it_has(tmp_path: Path) -> None:
+    file, key = tmp_path / "components.csv", ("cifar100", "ws5", "efc+covariance=low-rank", 0)
+    row = {"components": "38", "components_std": "6", "commit": "abc"}
+    assert merge_into(file, "components", {key: [row]}) == [key]
+    other = (*key[:3], 1)
+    assert merge_into(file, "components", {key: [{**row, "components": "1"}], other: [row]}) == [other]
+    found = Measured()
+    found.read_results(tmp_path)
+    assert found.rows["components"] == {key: [row], other: [row]}
+    before = file.read_bytes()
+    assert merge_into(file, "components", {key: [row]}) == []
+    assert file.read_bytes() == before
+
+
+def test_seeds_in_few_words() -> None:
+    assert [seeds_in_words(seeds) for seeds in ((2, 0, 1), (0, 1), (0, 2, 3), (), (4,))] == [
+        "0-2",
+        "0 1",
+        "0 2 3",
+        "",
+        "4",
+    ]
+
+
+TABLE = Sheet(
+    "A_title: 100 %", ("a", "name", "x", "y", "p", "q"), (("s", "<b> & |", "1", "2", "3", "4"),), 2, 1, ("n_1",)
+)
+
+
+def test_a_wide_table_is_cut_after_its_names() -> None:
+    assert sheet.text(TABLE).splitlines()[2:6] == [
+        "s",
+        "name     x  y  p  q",
+        "-------------------",
+        "<b> & |  1  2  3  4",
+    ]
+    narrow = sheet.text(TABLE, 18).splitlines()
+    assert "name     x  y" in narrow
+    assert "name     p  q" in narrow
+
+
+def test_special_characters_stay_text() -> None:
+    assert "| s | &lt;b> & \\| | 1 |" in sheet.markdown(TABLE)
+    text = sheet.latex(TABLE)
+    assert r"s & \textless{}b\textgreater{} \& | & 1 & 2" in text
+    assert r"\caption{A\_title: 100 \%. n\_1.}" in text
+    formula = replace(TABLE, rows=(("s", "=1+1", "1", "2", "3", "4"),))
+    assert "'=1+1" in sheet.comma_separated(formula)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a LaTeX compiler")
+def test_latex_compiles(tmp_path: Path) -> None:
+    values = measured("table1", {("cs10", "EFC", seed): accuracy(40.0 + seed) for seed in (0, 1)})
+    result = result_of("table1", values)
+    text = result.outcomes[0][1].latex or ""
+    page = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n" + text + sheet.latex(TABLE)
+    (tmp_path / "page.tex").write_text(page + "\\end{document}\n", encoding="utf-8")
+    done = subprocess.run(["pdflatex", "-interaction=nonstopmode", "page.tex"], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
