@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from efcil.errors import SettingsError, closest
@@ -144,7 +145,7 @@ class RayHandle(ClusterHandle):
         try:
             return str(self._ray.get(self._reference))
         except self._ray.exceptions.RayError as error:
-            self._problem = str(error).strip().splitlines()[0]
+            self._problem = _first_line(error)
             return ""
 
     def withdraw(self) -> None:
@@ -168,11 +169,23 @@ def _connected(address: str | None, say: Callable[[str], None]) -> Any:
     try:
         context = ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SettingsError(
-            f"There is no Ray cluster at {address or 'this machine'} ({reason}). Check --address, and that "
+            f"There is no Ray cluster at {address or 'this machine'} ({_first_line(error)}). Check --address, and that "
             "`ray status` works there."
         ) from None
+    _silence()
     found = context.address_info.get("gcs_address") or context.address_info.get("address") or address
     say(f"Ray cluster at {found}: {len([node for node in ray.nodes() if node['Alive']])} machines.")
     return ray
+
+
+def _silence() -> None:
+    """Keep Ray from printing dozens of lines when a machine is lost; a line of ours says that the run started again."""
+    with suppress(Exception):  # not a public part of Ray, and not needed either
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher
+
+        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
