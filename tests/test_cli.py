@@ -72,6 +72,7 @@ class TestRun:
             "quiet": False,
             "checkpoint_steps": None,
             "debug": False,
+            "engine": None,
         }
         output = capsys.readouterr().out
         assert output.startswith("digits cs5\n")
@@ -95,6 +96,7 @@ class TestRun:
             "quiet": True,
             "checkpoint_steps": 9,
             "debug": False,
+            "engine": None,
         }
 
     def test_every_flag_reaches_the_settings(self, trained: Recorder) -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from efcil.commands.parser import pair
 from efcil.errors import SettingsError, unknown
 from efcil.settings import Settings, options
+from efcil.settings.engine import ENGINES, LOCAL, Engine
 from efcil.settings.options import show
 
-if TYPE_CHECKING:
-    from efcil.experiment.engines import Engine
-
-#: As in experiment/engines.py, which needs torch; a test compares them.
-NAMES = ("local", "ray", "slurm", "submitit-local")
 #: Settings that every printed command has, so that a reader sees what runs.
 _ALWAYS = ("method", "dataset", "scenario", "seed")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -33,7 +30,7 @@ def add_flags(work: argparse._ActionsContainer) -> None:
         "--engine",
         metavar="ENGINE",
         type=_named,
-        default=NAMES[0],
+        default=LOCAL,
         help="what trains the runs: local (this machine, the default), ray, slurm, or submitit-local (for tests)",
     )
     work.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster (default: the one of this machine)")
@@ -55,18 +52,16 @@ def add_flags(work: argparse._ActionsContainer) -> None:
 
 def chosen(arguments: argparse.Namespace) -> Engine | None:
     """Return the engine that a command line asks for, None for this machine."""
-    from efcil.experiment.engines import Engine
-
     engine = Engine(arguments.engine, arguments.address, dict(arguments.engine_option))
-    return None if engine.name == NAMES[0] else engine
+    return None if engine.name == LOCAL else engine
 
 
 def commands(
     settings: Sequence[Settings], arguments: argparse.Namespace, read: Callable[[list[str]], list[Settings]]
 ) -> list[str]:
     """Return a shell command for each run. `read` returns the runs that the arguments of `efcil run` ask for."""
-    if arguments.engine != NAMES[0] or arguments.jobs_per_gpu is not None:
-        flag = "--jobs-per-gpu" if arguments.engine == NAMES[0] else "--engine"
+    if arguments.engine != LOCAL or arguments.jobs_per_gpu is not None:
+        flag = "--jobs-per-gpu" if arguments.engine == LOCAL else "--engine"
         raise SettingsError(f"--print-commands prints one command per run, so {flag} has no effect. Leave it out.")
     rest = ["--output", str(arguments.output.expanduser().absolute())]
     if arguments.checkpoint_steps is not None:
@@ -104,8 +99,6 @@ def as_flags(settings: Settings) -> list[str]:
 
 def _absolute(settings: Settings) -> Settings:
     """Return settings without relative paths; those of images and class orders are absolute already."""
-    import dataclasses
-
     weights = settings.weights
     if weights is None or not Path(weights).expanduser().is_file():
         return settings
@@ -124,6 +117,6 @@ def _variables() -> list[str]:
 
 
 def _named(text: str) -> Any:
-    if text not in NAMES:
-        raise unknown("engine", text, NAMES)
+    if text not in ENGINES:
+        raise unknown("engine", text, ENGINES)
     return text

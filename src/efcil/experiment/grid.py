@@ -17,7 +17,6 @@ from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.errors import EfcilError, GridError, TrainingError
 from efcil.experiment import shared_tasks
-from efcil.experiment.engines import LOCAL, Engine
 from efcil.experiment.executors.local import InProcess
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
@@ -27,6 +26,7 @@ from efcil.output import lines
 from efcil.presets import load_preset
 from efcil.runfolder import locate
 from efcil.settings import Settings
+from efcil.settings.engine import LOCAL, Engine
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,13 @@ from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.environment import COMMAND_VARIABLE, command
 from efcil.errors import EfcilError
-from efcil.experiment.engines import Engine, open_executor
+from efcil.experiment.engines import open_executor
 from efcil.experiment.executors import Executor, Handle, Job, State
-from efcil.experiment.executors.cluster import shared_scratch
+from efcil.experiment.executors.cluster import make_scratch, remove_scratch
 from efcil.experiment.executors.local import Processes
 from efcil.experiment.shared_tasks import STEM
 from efcil.resolution import to_yaml
+from efcil.settings.engine import Engine
 
 POLL_SECONDS = 0.2
 MPS_CONTROL = "nvidia-cuda-mps-control"
@@ -83,8 +84,9 @@ def run_on_engine(
         return {}
     output = output.absolute()  # other machines have other working folders
     slots = engine.at_once or len(jobs)
-    with shared_scratch(output) as scratch:
-        scheduler = _Scheduler(jobs, output, slots, checkpoint_steps, say, scratch, os.environ, (), debug)
+    scratch = make_scratch(output)
+    scheduler = _Scheduler(jobs, output, slots, checkpoint_steps, say, scratch, os.environ, (), debug)
+    try:
         # Before signals are handled here: Ray replaces the handlers that it finds.
         scheduler.executor = open_executor(engine, scheduler.command, scratch, jobs_per_gpu, say)
         try:
@@ -92,6 +94,9 @@ def run_on_engine(
                 return scheduler.run(stop)
         finally:
             scheduler.executor.close()
+    finally:
+        if not scheduler.failures:
+            remove_scratch(scratch)
 
 
 def worker_command(

@@ -8,8 +8,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,15 @@ OWN_VARIABLES = (methods.VARIABLE, backbones.TRUSTED, "EFCIL_CACHE", COMMIT_VARI
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-@contextmanager
-def shared_scratch(output: Path) -> Iterator[Path]:
-    """Yield a new folder below the output folder. It is removed at the end, unless something failed."""
+def make_scratch(output: Path) -> Path:
+    """Return a new folder below the output folder, for settings, notes and error output of jobs."""
     place = Path(output).absolute() / FOLDER / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     place.mkdir(parents=True)
-    yield place
+    return place
+
+
+def remove_scratch(place: Path) -> None:
+    """Remove a folder of jobs that have ended."""
     shutil.rmtree(place, ignore_errors=True)
     with suppress(OSError):  # others may use it
         place.parent.rmdir()
