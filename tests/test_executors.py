@@ -626,6 +626,14 @@ def test_a_ray_cluster_that_lacks_something_is_refused(tmp_path: Path, monkeypat
         executor.submit(job(0, tmp_path, device="cuda:1"))
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
+def test_a_ray_cluster_that_does_not_exist(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    with pytest.raises(SettingsError, match=f"There is no Ray cluster at {address} .*Check --address"):
+        run_grid([Settings(**TINY)], tmp_path, quiet=True, engine=Engine("ray", address))
+    assert not (tmp_path / cluster.FOLDER).exists()
+
+
 class FakeSubmitit:
     """submitit's two executors; they keep what they are given."""
 

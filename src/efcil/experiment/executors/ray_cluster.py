@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ OPTIONS: Mapping[str, Callable[[str], float]] = {
     "at_once": int,
 }
 _RESOURCE = "resources."
+CONNECT_SECONDS = 20.0
 
 
 def read_options(options: Mapping[str, str]) -> dict[str, float]:
@@ -164,11 +166,12 @@ def _connected(address: str | None, say: Callable[[str], None]) -> Any:
         import ray
     except ImportError:
         raise SettingsError("The engine ray needs the package ray. Install it: pip install 'efcil[ray]'.") from None
-    if address is not None:
-        say(f"Connecting to the Ray cluster at {address}.")
     try:
+        if address is not None:
+            say(f"Connecting to the Ray cluster at {address}.")
+            _knock(address)
         context = ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+    except (OSError, ValueError, RuntimeError, OverflowError) as error:
         raise SettingsError(
             f"There is no Ray cluster at {address or 'this machine'} ({_first_line(error)}). Check --address, and that "
             "`ray status` works there."
@@ -177,6 +180,13 @@ def _connected(address: str | None, say: Callable[[str], None]) -> Any:
     found = context.address_info.get("gcs_address") or context.address_info.get("address") or address
     say(f"Ray cluster at {found}: {len([node for node in ray.nodes() if node['Alive']])} machines.")
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raise if nobody listens at an address; Ray itself would try for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():  # `auto` and `local` are addresses too
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _silence() -> None:
