@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ TIMES = ("seconds", "finished")
 #: What says how and when a run was computed, and not what came out. `checksum` is over these too, and so are the
 #: digests of files that have seconds in them.
 OF_THE_MACHINE = {"seconds", "hardware", "command", "checksum", "finished", "started", "files"}
+OF_THE_MACHINE |= {"commit", "uncommitted_changes", "earlier_commits"}
 SECONDS = 600
 
 
@@ -187,7 +189,7 @@ def test_a_job_whose_time_ends_is_requeued_and_resumes(tmp_path: Path, expected:
     command = Command(*words)
     until(lambda: measured(tmp_path) == 1, "an epoch", command)
     (started,) = tmp_path.rglob("*.started")
-    os.kill(job_process(command.process.pid), signal.SIGUSR2)
+    os.kill(job_process(tmp_path), signal.SIGUSR2)
     assert command.wait() == 0, command.text
     assert not started.exists()
     assert "started again" in command.text
@@ -197,9 +199,11 @@ def test_a_job_whose_time_ends_is_requeued_and_resumes(tmp_path: Path, expected:
     assert json.dumps(run.read_summary()["A_step"]) == json.dumps(runs(expected)[name].read_summary()["A_step"])
 
 
-def job_process(parent: int) -> int:
-    """Return the process in which submitit executes a job that `parent` has submitted."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    found = [line.split()[0] for line in listed.splitlines() if "submitit.core._submit" in line and "/jobs" in line]
-    assert len(found) == 1, listed
-    return int(found[0])
+def job_process(output: Path) -> int:
+    """Return the process in which submitit executes the job of a run."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            words = (entry / "cmdline").read_text().split("\0")
+            if "submitit.core._submit" in words and any(word.startswith(str(output)) for word in words):
+                return int(entry.name)
+    raise AssertionError("submitit executes no job")
