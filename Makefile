@@ -21,8 +21,8 @@ run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digit
 test: $(VENV)/.test lint             ## linter, type checker, tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-test-browser: $(VENV)/.test          ## the page of `efcil serve` in headless Chromium; needs chromium and chromedriver
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/serve/test_browser.py
+test-browser: $(VENV)/.test          ## the pages of `efcil serve` and `efcil report` in headless Chromium; needs chromium and chromedriver
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/serve/test_browser.py tests/report/test_report_browser.py
 
 test-clusters: $(CLUSTERS)/.test     ## grids on a local Ray cluster and through submitit, some ten minutes
 	EFCIL_TEST_CLUSTERS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(CLUSTERS)/bin/python -m pytest -rs tests/clusters

@@ -72,6 +72,7 @@ class TestRun:
             "quiet": False,
             "checkpoint_steps": None,
             "debug": False,
+            "log": (),
             "engine": None,
         }
         output = capsys.readouterr().out
@@ -96,6 +97,7 @@ class TestRun:
             "quiet": True,
             "checkpoint_steps": 9,
             "debug": False,
+            "log": (),
             "engine": None,
         }
 
@@ -352,3 +354,59 @@ def test_a_process_ends_without_a_word_of_its_libraries(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stderr == ""
+
+
+class TestMistakes:
+    """Every mistake in a command is named once, whatever the number of runs; the exit code is 2."""
+
+    @staticmethod
+    def named(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+        assert efcil(command) == 2
+        return capsys.readouterr().err.splitlines()
+
+    def test_all_of_them(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        command = "run --method efc foo lwf --scenario cs5 cs7 --seed 0 1 2 x --epochs y --set efm_weight=z bar=1"
+        first, *others = self.named(command, capsys)
+        assert first == "efcil: There are 6 mistakes; nothing has been trained:"
+        starts = [
+            "- Setting 'seed' must be a whole number of at least 0, but it is 'x'.",
+            "- Setting 'epochs' must be a whole number",
+            "- Unknown setting of efc, lwf: 'bar'.",
+            "- Setting 'efm_weight' must be a number of at least 0, but it is 'z'.",
+            "- Unknown scenario 'cs7'.",
+            "- Unknown method 'foo'.",
+        ]
+        assert len(others) == len(starts)
+        assert all(any(line.startswith(start) for line in others) for start in starts)
+        assert trained.settings == []
+
+    def test_one_in_several_runs(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        (line,) = self.named("run --method efc lwf --seed 0 1 2 --set later.lr=1", capsys)
+        assert line.startswith("efcil: Unknown setting of later 'lr'.")
+        assert line.endswith("(Nothing has been trained.)")
+
+    @pytest.mark.parametrize("value", ["--tasks x --scenario custom", "--first-task-classes x --tasks 3"])
+    def test_what_follows_from_a_mistake_is_none(
+        self, trained: Recorder, capsys: pytest.CaptureFixture[str], value: str
+    ) -> None:
+        assert len(self.named(f"run --method efc {value}", capsys)) == 1
+
+    def test_a_network_without_its_name_and_a_device_that_does_not_exist(
+        self, trained: Recorder, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        _, *lines = self.named("run --method efc --weights w --device gpu --augmentation foo", capsys)
+        assert [line.split()[1] for line in lines] == ["Weights", "Unknown", "Unknown"]
+
+    def test_in_a_file(self, trained: Recorder, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "grid.yaml").write_text("seed: [0, x, y]\nepochs: none at all\nlearning_rate: 3\nmethod: efc\n")
+        first, *lines = self.named("run --config grid.yaml --batch-size z", capsys)
+        assert first == "efcil: There are 5 mistakes; nothing has been trained:"
+        assert sum(line.startswith("- grid.yaml: ") for line in lines) == 4
+
+    def test_settings_without_effect(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        _, *lines = self.named("run --method lwf --set later.momentum=0.3 later.rotations=true", capsys)
+        assert [line.split("'")[1] for line in lines] == ["later.momentum", "later.rotations"]
+
+    def test_other_commands(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        _, *lines = self.named(f"learn {tmp_path}/m --data {tmp_path} --epochs x --batch-size y", capsys)
+        assert len(lines) == 2

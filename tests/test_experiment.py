@@ -1002,3 +1002,47 @@ def test_first_tasks_are_described(grid: Grid) -> None:
     place = grid.output / FOLDER / grid.run("efc").read_summary()["first_task"]
     facts = json.loads((place / f"{STEM}.json").read_text())["facts"]
     assert facts["key"] == place.name == digest(facts["description"])
+
+
+class TestMistakesWhileRunning:
+    """Images that cannot be used are found when they are loaded: one message, exit code 2 as for a single run."""
+
+    @pytest.fixture
+    def empty(self, tmp_path: Path) -> Path:
+        (tmp_path / "images").mkdir()
+        return tmp_path / "images"
+
+    def command(self, empty: Path, methods: str) -> list[str]:
+        flags = f"run --method {methods} --dataset folder --held-out 0.2 --tasks 2 --device cpu --data".split()
+        return [*flags, str(empty), "--output", str(empty.parent / "runs")]
+
+    @pytest.mark.parametrize("methods", ["lda", "lda efc finetune"])
+    def test_images_that_cannot_be_loaded(self, empty: Path, capsys: pytest.CaptureFixture[str], methods: str) -> None:
+        assert main(self.command(empty, methods)) == 2
+        captured = capsys.readouterr()
+        count = len(methods.split())
+        assert captured.err.count("efcil: ") == 1
+        reason = captured.err.removeprefix("efcil: ").split(" (None of")[0].strip()
+        assert captured.out.count(reason) == (count > 1)
+        assert captured.out.count("failed, for the same reason.") == count - 1
+
+    def test_training_that_fails_is_no_mistake(self, tmp_path: Path) -> None:
+        settings = [Settings(method="finetune", seed=seed, **TWO_TASKS, overrides=DIVERGING) for seed in range(2)]
+        with pytest.raises(GridError) as error:
+            run_grid(settings, tmp_path, quiet=True)
+        assert not error.value.mistake
+
+
+class TestWorkLeft:
+    """What later tasks need, in epochs of the present one: the time left is estimated from it."""
+
+    def test_later_tasks_count_by_their_images(self, digits: Dataset, tmp_path: Path) -> None:
+        settings = Settings(method="efc", scenario="custom", tasks=3, first_task_classes=6, **SHORT | {"epochs": 4})
+        plan = Plan.make(settings, tmp_path, digits)
+        sizes = [np.isin(plan.labels, plan.scenario.tasks[task]).sum() for task in range(3)]
+        assert plan.later_epochs(0) == pytest.approx(4 * (sizes[1] + sizes[2]) / sizes[0])
+        assert plan.later_tasks(0) == [1, 2]
+        assert plan.later_epochs(2) == 0
+
+    def test_a_frozen_network_has_nothing_more_to_train(self, digits: Dataset, tmp_path: Path) -> None:
+        assert Plan.make(Settings(method="lda", **SHORT), tmp_path, digits).later_epochs(0) == 0

@@ -9,6 +9,7 @@ import torch
 from efcil.engine.hardware import VISIBLE, visible_gpus
 from efcil.experiment import grid, workers
 from efcil.experiment.workers import MPS_SHARE, mps, share_of_card
+from efcil.files import this_computer
 from efcil.settings import Settings
 
 
@@ -133,3 +134,30 @@ def test_gpus_are_named_as_the_surroundings_do(monkeypatch, variable, expected):
 def test_a_gpu_that_was_chosen_is_kept(monkeypatch, devices, gpus, chosen):
     monkeypatch.setattr(grid, "visible_gpus", lambda: gpus)
     assert grid._choice([Settings(device=device) for device in devices]) == chosen
+
+
+def test_a_grid_says_by_the_clock_how_far_its_runs_are(tmp_path):
+    """The runs' own lines are in their logs; the output of the command has one for all of them."""
+    said, now = [], 100.0
+    jobs = [job(number, tmp_path) for number in range(3)]
+    scheduler = workers._Scheduler(jobs, tmp_path, 1, None, said.append, tmp_path, {}, (), False)
+    scheduler.clock = lambda: now
+    scheduler._line = now - workers.EVERY_SECONDS + workers.FIRST_SECONDS
+    scheduler.waiting.remove(jobs[0])
+    scheduler.running.append(workers._Worker(jobs[0], None, 0.0, 0, seen=1))
+    scheduler.say_if_due()
+    now += 8.0
+    scheduler.say_if_due()
+    folder = jobs[0].folder
+    folder.mkdir()
+    (folder / ".lock").write_text(f"{os.getpid()} {this_computer()}\n")
+    (folder / "log.txt").write_text("x: 5 tasks on cuda\ntask 1/5  epoch 3/9  step 2/3  2 h 00 min left\n")
+    os.utime(folder / "log.txt", (4e9, 4e9))  # just now: no time has passed since
+    now += 24.0
+    scheduler.say_if_due()
+    now += 1.0
+    scheduler.say_if_due()
+    assert said == [
+        "1 of 3 runs train, 2 wait; time left not known yet",
+        "1 of 3 runs train (task 1/5), 2 wait; 2 h 00 min left of those that run",
+    ]

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from efcil.commands.build import build_parser
-from efcil.errors import EfcilError, SettingsError, TrainingError, closest
+from efcil.commands.parser import refuse_wrong
+from efcil.errors import EfcilError, GridError, SettingsError, TrainingError, closest
 from efcil.output import lines, printable_warnings
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in given:
             traceback.print_exc()
-        if isinstance(error, TrainingError):
+        if isinstance(error, TrainingError) and not (isinstance(error, GridError) and error.mistake):
             return _fail(str(error), FAILED)
         if isinstance(error, EfcilError):
             return _fail(str(error), MISTAKE)
@@ -95,6 +96,8 @@ def _dispatch(given: list[str]) -> int:
     if arguments.command is None:
         parser.print_help()
         return 0
+    if not getattr(arguments, "names_all_mistakes", False):
+        refuse_wrong(arguments)
     _prepare_output(getattr(arguments, "format", ""))
     code: int = arguments.execute(arguments)
     return code

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -19,6 +20,50 @@ class SettingsError(EfcilError):
     """A setting that does not exist, has the wrong type or cannot be combined with another."""
 
 
+class SeveralMistakes(SettingsError):
+    """Several mistakes in one command or file, each named once."""
+
+    def __init__(self, errors: Sequence[EfcilError], remark: str = "") -> None:
+        super().__init__(f"There are {len(errors)} mistakes{remark}:\n" + "\n".join(f"- {error}" for error in errors))
+        self.errors = list(errors)
+
+
+class Mistakes:
+    """Collects mistakes, each once, so that all of them can be named at the end."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, EfcilError] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    @property
+    def errors(self) -> list[EfcilError]:
+        """The mistakes so far."""
+        return list(self._found.values())
+
+    def add(self, error: EfcilError) -> None:
+        """Add a mistake, or all of several; one with the same words as another is the same."""
+        for each in error.errors if isinstance(error, SeveralMistakes) else [error]:
+            self._found.setdefault(str(each), each)
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Add what is raised inside, and continue."""
+        try:
+            yield
+        except EfcilError as error:
+            self.add(error)
+
+    def refuse(self, remark: str = "") -> None:
+        """Raise what was found, if anything: one mistake as it is, several together."""
+        errors = self.errors
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise SeveralMistakes(errors, remark)
+
+
 class RunFolderError(EfcilError):
     """A folder of results that is damaged, belongs to another run, is in use, or cannot be written."""
 
@@ -28,11 +73,15 @@ class TrainingError(EfcilError):
 
 
 class GridError(TrainingError):
-    """Some runs of a grid failed; the others are done. `paths` are the folders of all runs, in order."""
+    """Some runs of a grid failed; the others are done. `paths` are the folders of all runs, in order.
 
-    def __init__(self, message: str, paths: Sequence[Path]) -> None:
+    `mistake` says that all of them failed for reasons in the settings or the data, not in training.
+    """
+
+    def __init__(self, message: str, paths: Sequence[Path], mistake: bool = False) -> None:
         super().__init__(message)
         self.paths = list(paths)
+        self.mistake = mistake
 
 
 def printable(value: object) -> str:

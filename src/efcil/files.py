@@ -304,12 +304,17 @@ def _is_alive(path: Path, stream: IO[bytes]) -> bool:
         number, host = _named(path)
     if number is None:
         return False
-    if host != _host():
-        return True  # it is on another computer, so this is unknown
-    if number == os.getpid():
+    if number == os.getpid() and host == _host():
         return False
+    return is_alive(number, host) is not False  # on another computer this is unknown
+
+
+def is_alive(process: int, computer: str) -> bool | None:
+    """Return whether a process is running; None if it is on another computer, where that is not known."""
+    if computer != _host():
+        return None
     try:
-        os.kill(number, 0)
+        os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # it runs, as another user
@@ -317,9 +322,20 @@ def _is_alive(path: Path, stream: IO[bytes]) -> bool:
     return True
 
 
+def lock_is_held(path: Path) -> bool | None:
+    """Return whether the process that a lock file names is running, without touching the lock; None if unknown."""
+    number, computer = _named(path)
+    return False if number is None else is_alive(number, computer)
+
+
 def _identity(stream: IO[Any]) -> tuple[int, int]:
     status = os.fstat(stream.fileno())
     return status.st_dev, status.st_ino
+
+
+def this_computer() -> str:
+    """Return the name of this computer, as lock files have it."""
+    return _host()
 
 
 def _host() -> str:

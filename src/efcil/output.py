@@ -30,6 +30,17 @@ def lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def duration(seconds: float) -> str:
+    """Return a time in words: 59 s, 2 min 05 s, 3 h 07 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
 def cell(value: object) -> object:
     """Return a cell of a CSV file: text that starts like a formula gets an apostrophe in front; numbers do not."""
     if not isinstance(value, str):

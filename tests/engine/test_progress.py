@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import functools
 import io
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from efcil.engine.progress import Progress, _duration
-from efcil.engine.trainer import EpochReport
+from efcil.activity import Activity, doing
+from efcil.engine.progress import Progress, Pulse, Waiting, duration
+from efcil.engine.trainer import TRAINING, EpochReport
 
 
 class Terminal(io.StringIO):
@@ -113,4 +116,171 @@ def test_bars_on_a_terminal(tmp_path: Path) -> None:
     [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"), (7500, "2 h 05 min")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert _duration(seconds) == text
+    assert duration(seconds) == text
+
+
+class FakeClock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def beating(clock: FakeClock, progress: Progress, seconds: float, step: float = 1.0) -> None:
+    """Let time pass, and the thread's part be done once a second."""
+    for _ in range(int(seconds / step)):
+        clock.now += step
+        progress.beat()
+
+
+def test_a_long_epoch_says_how_far_it_is_within_ten_seconds_and_twice_a_minute(clock: FakeClock) -> None:
+    stream = io.StringIO()
+    with Progress(2, stream=stream, clock=clock, tick=None) as progress:
+        progress.begin_task(0, epochs=2, later_epochs=1.0, later_tasks=1)
+        with doing(TRAINING, total=200) as work:
+            for _ in range(60):
+                work.done += 1
+                beating(clock, progress, 1.0)
+    said = stream.getvalue().splitlines()
+    # One step a second: at the first line 195 of this task are left, and an epoch of 100 after it.
+    assert said[0] == "task 1/2  epoch 1/2  step 5/100  4 min 55 s left"
+    assert said[1] == "task 1/2  epoch 1/2  step 30/100  4 min 30 s left"
+    assert len(said) == 3
+
+
+def test_a_step_that_takes_long_is_said_too(clock: FakeClock) -> None:
+    stream = io.StringIO()
+    with Progress(1, stream=stream, clock=clock, tick=None) as progress:
+        progress.begin_task(0, epochs=1)
+        with doing(TRAINING, total=50):
+            beating(clock, progress, 10.0)
+    assert stream.getvalue() == "task 1/1  epoch 1/1  step 0/50  time left not known yet\n"
+
+
+def test_a_resumed_task_measures_its_own_steps_only(clock: FakeClock) -> None:
+    stream = io.StringIO()
+    with Progress(1, stream=stream, clock=clock, tick=None) as progress:
+        progress.begin_task(0, epochs=4, done=2)
+        with doing(TRAINING, total=400, done=250) as work:
+            clock.now += 9.0
+            work.done += 9
+            progress.beat()
+    assert stream.getvalue() == "task 1/1  epoch 3/4  step 59/100  2 min 21 s left\n"
+
+
+def test_phases_without_epochs_are_said_with_what_later_tasks_need(clock: FakeClock, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    with Progress(3, log, quiet=True, clock=clock, tick=None) as progress:
+        progress.begin_task(0, epochs=1, later_epochs=2.0, later_tasks=2)
+        progress.epoch(report(0, 1))  # two seconds
+        with doing("statistics"), doing("images", 400) as work:
+            clock.now += 40.0
+            work.done = 100
+            progress.beat()
+        progress.end_task("task 1 done")
+        progress.enter_task(1)
+        with doing("preparing the images of the task"):
+            beating(clock, progress, 26.0)
+    said = log.read_text().splitlines()
+    # Three times as many images are left, then two tasks of an epoch each.
+    assert said[1] == "task 1/3  statistics: images 100/400  (40 s so far)  2 min 04 s left"
+    assert said[2] == "task 1 done"
+    # The end of the first task took 40 seconds.
+    assert said[3].startswith("task 2/3  preparing the images of the task  (25 s so far)")
+
+
+def test_before_the_first_task_there_is_a_line_too(clock: FakeClock) -> None:
+    stream = io.StringIO()
+    with Progress(3, stream=stream, clock=clock, tick=None) as progress, doing("decoding images", 1000) as work:
+        work.done = 250
+        beating(clock, progress, 10.0)
+    assert stream.getvalue() == "decoding images 250/1,000  (5 s so far)  15 s left\n"
+
+
+def test_the_time_expected_before_the_start_is_used_until_something_is_measured(clock: FakeClock) -> None:
+    stream = io.StringIO()
+    with Progress(1, stream=stream, clock=clock, tick=None) as progress:
+        progress.expect(100.0)
+        with doing("statistics"):
+            beating(clock, progress, 9.0)
+            beating(clock, progress, 120.0)
+    said = stream.getvalue().splitlines()
+    assert said[0] == "statistics  (5 s so far)  1 min 35 s left"
+    assert said[-1].endswith("time left not known yet")
+
+
+def test_lines_of_epochs_count_as_lines(clock: FakeClock) -> None:
+    stream = io.StringIO()
+    with Progress(1, stream=stream, clock=clock, tick=None) as progress:
+        progress.begin_task(0, epochs=10)
+        with doing(TRAINING, total=100) as work:
+            for epoch in range(10):
+                work.done += 10
+                beating(clock, progress, 4.0)
+                progress.epoch(report(epoch, 10))
+    assert [line.count("step") for line in stream.getvalue().splitlines()] == [0] * 10
+
+
+def test_bars_say_what_is_being_done(clock: FakeClock) -> None:
+    stream = Terminal()
+    with Progress(3, stream=stream, clock=clock, tick=None) as progress:
+        progress.begin_task(0, epochs=0)  # a task that trains nothing has no bar for epochs
+        with doing("statistics"):
+            beating(clock, progress, 2.0)
+    assert "statistics" in stream.getvalue()
+    assert "epochs" not in stream.getvalue()
+
+
+def test_the_thread_beats_and_ends() -> None:
+    beaten = threading.Event()
+    with Pulse(beaten.set, tick=0.001) as pulse:
+        assert beaten.wait(60)
+        thread = pulse._thread
+    assert thread is not None
+    assert not thread.is_alive()
+
+
+def test_what_is_done_before_a_run_is_said(clock: FakeClock) -> None:
+    said: list[str] = []
+    with Waiting(said.append, clock, tick=None) as waiting:
+        waiting.beat()
+        with doing("loading the images of digits"), doing("decoding images", 100) as work:
+            for _ in range(40):
+                clock.now += 1.0
+                work.done += 1
+                waiting.beat()
+    assert said == [
+        "loading the images of digits: decoding images 5/100  (5 s so far)  1 min 35 s left",
+        "loading the images of digits: decoding images 30/100  (30 s so far)  1 min 10 s left",
+    ]
+
+
+def test_work_that_nobody_follows_is_not_kept(clock: FakeClock) -> None:
+    activity = Activity(clock)
+    with doing("something") as work:
+        work.done += 1
+    assert activity.stack == ()
+
+
+def test_work_left_half_way_takes_nothing_else_with_it(clock: FakeClock) -> None:
+    activity = Activity(clock)
+
+    def pieces() -> Iterator[int]:
+        with activity.doing("pieces", 2):
+            yield 1
+            yield 2
+
+    half = pieces()
+    next(half)
+    with activity.doing(TRAINING):
+        half.close()
+        assert [work.what for work in activity.stack] == [TRAINING]
+    assert activity.stack == ()

@@ -259,7 +259,7 @@ def test_what_is_missing_is_trained_longest_first(trained: Recorder, tmp_path: P
     order = [(each.method, each.seed) for each in trained.settings]
     assert order == [("pass", 3), ("pass", 4), ("efc", 3), ("efc", 4), ("fetril", 3), ("fetril", 4)]
     assert {each.data for each in trained.settings} == {str(tmp_path)}
-    assert trained.options == {"jobs_per_gpu": 5, "quiet": False, "checkpoint_steps": 7, "debug": False}
+    assert trained.options == {"jobs_per_gpu": 5, "quiet": False, "checkpoint_steps": 7, "debug": False, "log": ()}
 
 
 @pytest.mark.parametrize(

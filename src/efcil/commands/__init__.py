@@ -25,10 +25,12 @@ from efcil.commands import (
     report,
     run,
     serve,
+    watch,
 )
 
 COMMANDS = (
     run,
+    watch,
     report,
     paper,
     learn,

@@ -57,7 +57,10 @@ def chosen(arguments: argparse.Namespace) -> Engine | None:
 
 
 def commands(
-    settings: Sequence[Settings], arguments: argparse.Namespace, read: Callable[[list[str]], list[Settings]]
+    settings: Sequence[Settings],
+    arguments: argparse.Namespace,
+    log: Sequence[str],
+    read: Callable[[list[str]], list[Settings]],
 ) -> list[str]:
     """Return a shell command for each run. `read` returns the runs that the arguments of `efcil run` ask for."""
     if arguments.engine != LOCAL or arguments.jobs_per_gpu is not None:
@@ -66,7 +69,7 @@ def commands(
     rest = ["--output", str(arguments.output.expanduser().absolute())]
     if arguments.checkpoint_steps is not None:
         rest += ["--checkpoint-steps", str(arguments.checkpoint_steps)]
-    if log := getattr(arguments, "log", None):
+    if log:
         rest += ["--log", *log]
     rest += [f"--{name}" for name in ("quiet", "debug") if getattr(arguments, name, False)]
     found = []

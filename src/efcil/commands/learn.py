@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, counted
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_log, add_option, counted, trackers
 from efcil.errors import printable, some
 from efcil.settings import TrainingSettings, options
 
@@ -59,6 +59,7 @@ def add_parser(subparsers: Any) -> None:
             single = dataclasses.replace(single, default="auto")  # for the help text: `run` has another default
         add_option(parser, single)
     add_checkpoint_steps(parser)
+    add_log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_debug(parser)
     parser.set_defaults(execute=execute)
@@ -103,6 +104,7 @@ def _taught(arguments: argparse.Namespace, folder: Path, pictures: Any, labels: 
         quiet=arguments.quiet,
         remarks=[*_contents(arguments.data.expanduser(), labels), *_advice(folder, labels, arguments.more)],
         skip_broken=arguments.skip_broken,
+        log=trackers(arguments),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, counted, positive
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_log, counted, positive, trackers
 from efcil.errors import EfcilError, GridError, SettingsError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
         help="train this many runs at a time on every GPU (default: one run after the other, on one GPU)",
     )
     add_checkpoint_steps(work)
+    add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the result")
     add_debug(work)
     parser.set_defaults(execute=execute)
@@ -105,6 +106,7 @@ class _Command:
         self.arguments = arguments
         self.study = study
         self.fast: bool = arguments.fast
+        self.log = trackers(arguments)
         self.output: Path = arguments.output
         datasets = list(dict.fromkeys(arguments.dataset or study.datasets[:1]))
         data = _data(arguments.data, datasets)
@@ -178,6 +180,7 @@ class _Command:
                 quiet=self.arguments.quiet,
                 checkpoint_steps=self.arguments.checkpoint_steps,
                 debug=getattr(self.arguments, "debug", False),
+                log=self.log,
             )
         except (EfcilError, KeyboardInterrupt) as error:
             if not isinstance(error, GridError):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from efcil.errors import SettingsError, closest, shortened, unknown
+from efcil.errors import Mistakes, SettingsError, closest, shortened, unknown
 from efcil.settings import Option
 from efcil.settings.options import show
 
@@ -36,6 +37,46 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(f"`{self.prog}` does not know what to do with {unknown[0]!r}. See `{self.prog} --help`.")
 
 
+@dataclass(frozen=True)
+class Wrong:
+    """A value that could not be read, with the reason. It is raised later, together with other mistakes."""
+
+    error: SettingsError
+
+
+def later(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a conversion that returns what is wrong with a value instead of raising it."""
+
+    def converted(text: str) -> Any:
+        try:
+            return convert(text)
+        except SettingsError as error:
+            return Wrong(error)
+
+    return converted
+
+
+def take_wrong(values: dict[str, Any], found: Mistakes) -> dict[str, Any]:
+    """Return the values of flags without those that could not be read, which are added to the mistakes."""
+    kept = {}
+    for name, value in values.items():
+        several = value if isinstance(value, list) else [value]
+        for each in several:
+            if isinstance(each, Wrong):
+                found.add(each.error)
+        right = [each for each in several if not isinstance(each, Wrong)]
+        if right or not several:
+            kept[name] = right if isinstance(value, list) else value
+    return kept
+
+
+def refuse_wrong(arguments: argparse.Namespace) -> None:
+    """Raise for all values that could not be read."""
+    found = Mistakes()
+    take_wrong(vars(arguments), found)
+    found.refuse()
+
+
 def add_option(container: argparse._ActionsContainer, option: Option) -> None:
     """Add the flag of a setting. A flag that is not given leaves no attribute, so that a settings file can set it."""
     default = "" if option.default in ({}, None) else f" (default: {show(option.default)})"
@@ -49,10 +90,12 @@ def add_option(container: argparse._ActionsContainer, option: Option) -> None:
         return
     metavar = "{" + ",".join(map(show, option.choices)) + "}" if option.choices else _metavar(option)
     if option.nargs is None:
-        container.add_argument(option.flags, type=option.check, metavar=metavar, **common)
+        container.add_argument(option.flags, type=later(option.check), metavar=metavar, **common)
         return
     convert = pair if option.name == "overrides" else option.check
-    container.add_argument(option.flags, type=convert, nargs=option.nargs, action="extend", metavar=metavar, **common)
+    container.add_argument(
+        option.flags, type=later(convert), nargs=option.nargs, action="extend", metavar=metavar, **common
+    )
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +113,27 @@ def add_checkpoint_steps(parser: argparse._ActionsContainer) -> None:
         type=positive("--checkpoint-steps"),
         help="save a checkpoint every N steps, besides every five minutes and at the end of every task",
     )
+
+
+def add_log(parser: argparse._ActionsContainer) -> None:
+    """Add the flag of commands whose training can be logged elsewhere."""
+    parser.add_argument(
+        "--log",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="TRACKER",
+        help="also log to tensorboard, wandb or mlflow; several may be named. Results do not depend on it",
+    )
+
+
+def trackers(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the trackers that --log names; a missing package is said now, before anything is trained."""
+    if not arguments.log:
+        return ()
+    from efcil.engine.trackers import checked
+
+    return checked(arguments.log)
 
 
 def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:

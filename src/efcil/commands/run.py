@@ -11,16 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from efcil.commands.engines import add_flags, chosen, commands
-from efcil.commands.parser import Parser, add_checkpoint_steps, add_debug, add_option, positive, varied
-from efcil.errors import EfcilError, GridError, SettingsError
+from efcil.commands.parser import (
+    Parser,
+    add_checkpoint_steps,
+    add_debug,
+    add_log,
+    add_option,
+    positive,
+    take_wrong,
+    trackers,
+    varied,
+)
+from efcil.errors import GridError, Mistakes, SettingsError, unknown
 from efcil.resolution import expand, read_config, validate
 from efcil.resolution.config import VARY_KEY, is_record
 from efcil.resolution.identity import class_order_identity
 from efcil.resolution.unused import refuse_unused, without_unused
-from efcil.settings import Settings, options
+from efcil.settings import Recipe, Settings, options
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS
+from efcil.settings.recipe import STAGES
 
 DEFAULT_METHODS = ["efc", "finetune"]
+_SCENARIO = frozenset({"scenario", "tasks"})
 
 DESCRIPTION = """\
 Train methods on a stream of tasks and print their accuracy. Options that take several values make a grid: every
@@ -65,16 +77,18 @@ def add_parser(subparsers: Any) -> None:
     )
     add_flags(work)
     add_checkpoint_steps(work)
+    add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the final table")
     add_debug(work)
-    parser.set_defaults(execute=execute)
+    parser.set_defaults(execute=execute, names_all_mistakes=True)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Check every run of the grid, train them, and print the table."""
     settings = plan(arguments)
+    log = trackers(arguments)
     if arguments.print_commands:
-        print(*commands(settings, arguments, planned), sep="\n")
+        print(*commands(settings, arguments, log, planned), sep="\n")
         return 0
     engine = chosen(arguments)
     # Imported last: training needs torch, and without it mistakes are reported faster.
@@ -96,6 +110,7 @@ def execute(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
             checkpoint_steps=arguments.checkpoint_steps,
             debug=getattr(arguments, "debug", False),
+            log=log,
             engine=engine,
         )
     except GridError as error:  # the table still shows the runs that finished
@@ -123,19 +138,41 @@ def planned(words: list[str]) -> list[Settings]:
 
 
 def plan(arguments: argparse.Namespace) -> list[Settings]:
-    """Return the validated runs that a command line asks for."""
-    values = read_config(arguments.config) if arguments.config is not None else {}
-    given = {name: getattr(arguments, name) for name in options(Settings) if hasattr(arguments, name)}
-    overrides, several = dict(given.pop("overrides", ())), varied(arguments.vary)
+    """Return the validated runs that a command line asks for; all mistakes in it are named, each once."""
+    found = Mistakes()
+    grid: list[Settings] = []
+    with found.caught():
+        grid = share_overrides(expand(_described(arguments, found)))
+        grid = _with_seeds_of_use(grid, hasattr(arguments, "class_seed"))
+    in_grid = Mistakes()
+    runs = _validated(grid, in_grid)
+    for error in in_grid.errors:
+        alone = len(grid) > 1 and not found and len(in_grid.errors) == 1
+        found.add(type(error)(f"{error} (Nothing has been trained.)") if alone else error)
+    found.refuse("; nothing has been trained")
+    typed = _typed(arguments)
+    refuse_unused(runs, typed)
+    # Settings that only other runs of the grid use are left out.
+    return _distinct([without_unused(run, typed) for run in runs])
+
+
+def _described(arguments: argparse.Namespace, found: Mistakes) -> dict[str, Any]:
+    """Return the grid that the settings file and the flags describe; what cannot be read is added to the mistakes."""
+    values: dict[str, Any] = {}
+    several: dict[str, list[str]] = {}
+    with found.caught():
+        values = read_config(arguments.config) if arguments.config is not None else {}
+    with found.caught():
+        several = varied(arguments.vary)
+    flags = {name: getattr(arguments, name) for name in options(Settings) if hasattr(arguments, name)}
+    given = take_wrong(flags, found)
+    overrides = dict(given.pop("overrides", ()))
     in_file, several_in_file = values.pop("overrides", {}), values.pop(VARY_KEY, {})
-    typed = {*overrides, *several}
-    if arguments.config is not None and not is_record(arguments.config):
-        typed |= {*in_file, *several_in_file}
-    if "scenario" in given or "tasks" in given:
+    if not _SCENARIO.isdisjoint(flags):
         # The command line describes the scenario, so the file's description of the scenario no longer applies.
-        values = {
-            name: value for name, value in values.items() if name not in ("scenario", "tasks", "first_task_classes")
-        }
+        values = _without(values, (*_SCENARIO, "first_task_classes"))
+    if any(name in flags and name not in given for name in (*_SCENARIO, "first_task_classes")):
+        given = _without(given, (*_SCENARIO, "first_task_classes"))  # half of a description would be another mistake
     values = {"method": list(DEFAULT_METHODS), **values, **given}
     values["overrides"] = {**_without(in_file, several), **overrides}
     values[VARY_KEY] = {**_without(several_in_file, overrides), **several}
@@ -143,10 +180,16 @@ def plan(arguments: argparse.Namespace) -> list[Settings]:
         values["data"] = _data_path(values)
     if "class_order" in values:
         values["class_order"] = _class_orders(values["class_order"])
-    runs = _validated(_with_seeds_of_use(share_overrides(expand(values)), "class_seed" in given))
-    refuse_unused(runs, typed)
-    # Settings that only other runs of the grid use are left out.
-    return _distinct([without_unused(run, typed) for run in runs])
+    return values
+
+
+def _typed(arguments: argparse.Namespace) -> set[str]:
+    """Return the names of the overrides that the user has written, now or in a settings file."""
+    names = {name for name, _ in getattr(arguments, "overrides", ())} | set(varied(arguments.vary))
+    if arguments.config is not None and not is_record(arguments.config):
+        in_file = read_config(arguments.config)
+        names |= {*in_file.get("overrides", {}), *in_file.get(VARY_KEY, {})}
+    return names
 
 
 def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -188,16 +231,31 @@ def share_overrides(grid: Sequence[Settings]) -> list[Settings]:
     return shared
 
 
-def _validated(grid: Sequence[Settings]) -> list[Settings]:
+def _validated(grid: Sequence[Settings], found: Mistakes) -> list[Settings]:
+    """Return the runs, checked; what is wrong with several of them is one mistake."""
+    names = _known_to_none(grid, found)
     checked = []
     for settings in grid:
-        try:
-            checked.append(validate(settings))
-        except EfcilError as error:
-            if len(grid) == 1:
-                raise
-            raise type(error)(f"{error} (Nothing has been trained.)") from None
+        with found.caught():
+            checked.append(validate(dataclasses.replace(settings, overrides=_without(settings.overrides, names))))
     return checked
+
+
+def _known_to_none(grid: Sequence[Settings], found: Mistakes) -> list[str]:
+    """Return the overrides that none of several methods has: one mistake, not one for every method."""
+    from efcil import methods
+
+    in_grid = [name for name in dict.fromkeys(run.method for run in grid) if name in methods.available()]
+    if len(in_grid) < 2:
+        return []
+    fields = set().union(*(options(methods.get(name).Settings) for name in in_grid))
+    given = dict.fromkeys(name for run in grid for name in run.overrides)
+    # What belongs elsewhere is explained where settings are resolved, in the same words for all methods.
+    elsewhere = {*fields, *options(Settings), *options(Recipe), *STAGES}
+    names = [name for name in given if "." not in name and name not in elsewhere]
+    for name in names:
+        found.add(unknown(f"setting of {', '.join(in_grid)}:", name, fields))
+    return names
 
 
 def _with_seeds_of_use(runs: Sequence[Settings], typed: bool) -> list[Settings]:

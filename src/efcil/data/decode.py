@@ -25,6 +25,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+from efcil.activity import doing
 from efcil.errors import DataError
 
 # Only these decoders are tried. Pillow has many more, some of which start other programs; and trying all of them on
@@ -216,10 +217,14 @@ def decode_intact(target: np.ndarray, encoded: Sequence[Encoded], fit: Fit, work
                 broken.append(Broken(index, encoded[index].where, error))
         return broken
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool, doing("decoding images", len(encoded)) as work:
         pieces = [pool.submit(decode_piece, start) for start in range(0, len(encoded), size)]
+        found: list[Broken] = []
         try:
-            return [each for piece in pieces for each in piece.result()]
+            for piece in pieces:
+                found += piece.result()
+                work.done = min(work.done + size, len(encoded))
+            return found
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

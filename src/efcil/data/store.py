@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from efcil import seeds
+from efcil.activity import doing
 from efcil.data.augment import Augmentation, Draws, Normalisation
 from efcil.errors import DataError
 
@@ -111,8 +112,10 @@ class TaskImages:
     def augmented(self, purpose: str, index: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of one augmented view of all images."""
         view, step = self.view(purpose, index), self.chunk_size()
-        for start in range(0, len(self), step):
-            yield self.render(view, start, min(start + step, len(self)))
+        with doing("images", len(self)) as work:
+            for start in range(0, len(self), step):
+                work.done = start
+                yield self.render(view, start, min(start + step, len(self)))
 
     def seen(self, views: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of all images: `plain`, or the `augmented` view that prototypes are made of."""
@@ -121,6 +124,8 @@ class TaskImages:
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of all images in stored order, without augmentation."""
         step = self.chunk_size()
-        for start in range(0, len(self), step):
-            stop = min(start + step, len(self))
-            yield self.normalisation(self.images[start:stop], self.dtype), self.labels[start:stop]
+        with doing("images", len(self)) as work:
+            for start in range(0, len(self), step):
+                work.done = start
+                stop = min(start + step, len(self))
+                yield self.normalisation(self.images[start:stop], self.dtype), self.labels[start:stop]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.data.augment import Normalisation
 from efcil.data.scenario import Scenario
@@ -117,13 +118,15 @@ def evaluate(
     count = images.count(seen)
     predicted = torch.zeros(2, count, dtype=torch.int64, device=device)
     step = images.chunk_size()
-    for start in range(0, count, step):
-        stop = min(start + step, count)
-        scores = answer(images.chunk(start, stop))[: stop - start]
-        labels = images.labels[start:stop]
-        elsewhere = task_of_class[labels][:, None] != task_of_class[None, :]
-        predicted[0, start:stop] = scores.argmax(dim=1)
-        predicted[1, start:stop] = scores.masked_fill(elsewhere, -torch.inf).argmax(dim=1)
+    with doing("testing images", count) as work:
+        for start in range(0, count, step):
+            work.done = start
+            stop = min(start + step, count)
+            scores = answer(images.chunk(start, stop))[: stop - start]
+            labels = images.labels[start:stop]
+            elsewhere = task_of_class[labels][:, None] != task_of_class[None, :]
+            predicted[0, start:stop] = scores.argmax(dim=1)
+            predicted[1, start:stop] = scores.masked_fill(elsewhere, -torch.inf).argmax(dim=1)
     labels = images.labels[:count]
     confusion = torch.bincount(labels * seen + predicted[0], minlength=seen * seen)
     aware = torch.bincount(torch.where(predicted[1] == labels, labels, seen), minlength=seen + 1)[:seen]

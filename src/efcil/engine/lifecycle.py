@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from efcil import methods
+from efcil.activity import doing
 from efcil.data.store import TaskImages
 from efcil.engine import checkpoint
 from efcil.engine.checkpoint import CheckpointError, Damaged, Forbidden, TaskKeeper
@@ -132,7 +133,10 @@ def reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Watch:
-    """Callbacks: when training begins (epochs, and how many are done), and after every epoch."""
+    """Callbacks: when training begins (epochs, and how many are done), and after every epoch.
+
+    A task that trains nothing has no epochs, whatever its recipe says.
+    """
 
     begin: Callable[[int, int], None] = lambda epochs, done: None
     epoch: Callable[[EpochReport], None] | None = None
@@ -157,7 +161,7 @@ def begin_later(method: Method, task: Task, data: TaskImages, recipe: Recipe, ex
 def end(method: Method, task: Task, data: TaskImages) -> None:
     """Let the method compute what it needs after the images of the task are gone."""
     method.eval()
-    with torch.no_grad():
+    with doing("statistics"), torch.no_grad():
         method.end_task(task, data)
 
 
@@ -187,7 +191,7 @@ def learn_task(
 
     def train(trainer: Trainer) -> None:
         position = journal.resume(trainer) if journal is not None else None
-        watch.begin(recipe.epochs, 0 if position is None else position.epoch)
+        watch.begin(recipe.epochs if trainer.trains else 0, 0 if position is None else position.epoch)
         trainer.run(position, watch.epoch, None if journal is None else journal.keeper())
 
     def train_first() -> State:

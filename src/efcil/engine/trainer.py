@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from efcil.activity import Work, doing
 from efcil.data.store import TaskImages
 from efcil.engine.capture import step_runner
 from efcil.engine.execution import Execution
@@ -24,6 +25,8 @@ __all__ = ["EpochReport", "Execution", "Keeper", "Position", "Trainer"]
 
 STEPS_AHEAD = 16
 MOST_TERMS = 8
+#: What progress lines call the loop, whose work is counted in steps.
+TRAINING = "training"
 
 
 @dataclass
@@ -93,6 +96,13 @@ class Trainer:
         if not self.trains:
             return
         position = position or Position()
+        each = self.feed.steps_per_epoch
+        with doing(TRAINING, self.recipe.epochs * each, position.epoch * each + position.step) as work:
+            self._run(position, on_epoch, keeper, work)
+
+    def _run(
+        self, position: Position, on_epoch: Callable[[EpochReport], None] | None, keeper: Keeper | None, work: Work
+    ) -> None:
         reader = _LossReader(self, on_epoch)
         for epoch in range(position.epoch, self.recipe.epochs):
             factor = rate_factor(self.recipe, epoch)
@@ -110,6 +120,7 @@ class Trainer:
                 ahead = self.execution.captured and following[0] < self.recipe.epochs
                 for index in range(begin, steps):
                     self.step(index, self.feed.batch_length(start + index))
+                    work.done += 1
                     if ahead and index >= min(begin + STEPS_AHEAD, steps // 4, steps - 1):
                         # The device works on these steps while the host prepares the next block.
                         self.feed.stage(*following)

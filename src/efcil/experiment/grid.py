@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch
 
+from efcil.activity import doing
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
-from efcil.errors import EfcilError, GridError, TrainingError
+from efcil.engine.progress import Waiting
+from efcil.errors import EfcilError, GridError, SettingsError, TrainingError
 from efcil.experiment import shared_tasks
 from efcil.experiment.executors.local import InProcess
 from efcil.experiment.plan import Plan
@@ -27,6 +29,7 @@ from efcil.presets import load_preset
 from efcil.runfolder import locate
 from efcil.settings import Settings
 from efcil.settings.engine import LOCAL, Engine
+from efcil.watching import planned
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,10 @@ class DataShelf:
         if self._loaded is None or key != self._key:
             self._loaded = None  # free the old images before the new ones are loaded
             options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
-            dataset = load_dataset(settings.dataset, None if settings.data is None else Path(settings.data), options)
-            self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
+            place = None if settings.data is None else Path(settings.data)
+            with doing(f"loading the images of {settings.dataset}"):
+                dataset = load_dataset(settings.dataset, place, options)
+                self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
         return self._loaded
 
 
@@ -62,6 +67,7 @@ def run_grid(
     quiet: bool = False,
     checkpoint_steps: int | None = None,
     debug: bool = False,
+    log: Sequence[str] = (),
     engine: Engine | None = None,
 ) -> list[Path]:
     """Train every run and return their folders, in order.
@@ -69,8 +75,9 @@ def run_grid(
     With `jobs_per_gpu`, that many train at a time on every visible GPU (or on the one that the settings name), each in
     its own process. Without it, they train one after the other. Finished runs are skipped and unfinished ones resumed.
     If a run fails, the others still run, and its error is raised at the end (a `GridError` if the grid has several
-    runs; `debug` prints their tracebacks when they fail). An interruption stops everything. `engine` names a cluster
-    that trains the runs, which leaves the same folders.
+    runs; `debug` prints their tracebacks when they fail). An interruption stops everything. `log` names trackers
+    (tensorboard, wandb, mlflow) that every run is logged to. `engine` names a cluster that trains the runs; their
+    folders are the same.
     """
     output = Path(output)
 
@@ -82,26 +89,43 @@ def run_grid(
     for each in settings:
         source_digest(each.method)  # now: the files may be edited while earlier runs train
     # Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
-    failures: dict[int, str] = {}
-    if engine is not None and engine.name != LOCAL:
-        _run_on_cluster(settings, output, engine, jobs_per_gpu, checkpoint_steps, failures, say, debug)
-    elif jobs_per_gpu is not None and _all_on_gpu(settings, say):
-        _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug)
-    else:
-        _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug)
+    failures: dict[int, Failure] = {}
     paths = [locate(output, each).path for each in settings]
+    with Waiting(say), planned(output, paths):
+        if engine is not None and engine.name != LOCAL:
+            _run_on_cluster(settings, output, engine, jobs_per_gpu, checkpoint_steps, failures, say, debug, log)
+        elif jobs_per_gpu is not None and _all_on_gpu(settings, say):
+            _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug, log)
+        else:
+            _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug, log)
     if failures:
+        mistake = all(failure.mistake for failure in failures.values())
         if len(settings) == 1:
-            raise TrainingError(failures[0])
-        raise GridError(_what_failed(failures, paths), paths)
+            raise (SettingsError if mistake else TrainingError)(failures[0].reason)
+        raise GridError(_what_failed(failures, paths), paths, mistake)
     return paths
 
 
-def _what_failed(failures: dict[int, str], paths: Sequence[Path]) -> str:
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed, and whether that is a mistake in its settings or data."""
+
+    reason: str
+    mistake: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Return why: an error of ours in its own words, another one with its kind."""
+        ours = isinstance(error, EfcilError)
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
+        return cls(reason, ours and not isinstance(error, TrainingError))
+
+
+def _what_failed(failures: dict[int, Failure], paths: Sequence[Path]) -> str:
     """Return one text for all failures, each reason once."""
     by_reason: dict[str, list[str]] = {}
-    for number, reason in sorted(failures.items()):
-        by_reason.setdefault(reason, []).append(str(paths[number]))
+    for number in sorted(failures):
+        by_reason.setdefault(failures[number].reason, []).append(str(paths[number]))
     if len(failures) == len(paths) and len(by_reason) == 1:
         return f"{next(iter(by_reason))} (None of the {len(paths)} runs was possible.)"
     reasons = " ".join(f"{', '.join(places)}: {reason}" for reason, places in by_reason.items())
@@ -113,15 +137,17 @@ def _run_in_turn(
     output: Path,
     quiet: bool,
     checkpoint_steps: int | None,
-    failures: dict[int, str],
+    failures: dict[int, Failure],
     say: Callable[[str], None],
     debug: bool,
+    log: Sequence[str],
 ) -> None:
     shelf = DataShelf()
     stop = StopRequest()
 
     def train(job: Job) -> Path:
-        wake(choose_device(job.settings.device))
+        with doing("starting the device"):
+            wake(choose_device(job.settings.device))
         data = shelf.get(job.settings)
         return run_one(
             job.settings,
@@ -131,6 +157,7 @@ def _run_in_turn(
             stop=stop,
             checkpoint_steps=checkpoint_steps,
             fingerprint=data.fingerprint,
+            log=log,
         )
 
     executor = InProcess(train)
@@ -145,7 +172,7 @@ def _run_in_turn(
         except Exception as error:
             if len(settings) == 1:
                 raise
-            failures[number] = _told(error, locate(output, each).path, say, debug)
+            _tell(failures, number, error, locate(output, each).path, say, debug)
         if number in failures:
             _free_memory()
 
@@ -155,9 +182,10 @@ def _run_beside_each_other(
     output: Path,
     slots: int,
     checkpoint_steps: int | None,
-    failures: dict[int, str],
+    failures: dict[int, Failure],
     say: Callable[[str], None],
     debug: bool,
+    log: Sequence[str],
 ) -> None:
     """Train every unfinished run in its own process, `slots` at a time."""
     shelf = DataShelf()
@@ -170,9 +198,9 @@ def _run_beside_each_other(
         except Exception as error:
             if len(settings) == 1:
                 raise
-            failures[number] = _told(error, locate(output, each).path, say, debug)
-    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug)
-    failures.update((number, _reason(error)) for number, error in failed.items())
+            _tell(failures, number, error, locate(output, each).path, say, debug)
+    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug, log)
+    failures.update((number, Failure.of(error)) for number, error in failed.items())
 
 
 def _run_on_cluster(
@@ -181,9 +209,10 @@ def _run_on_cluster(
     engine: Engine,
     jobs_per_gpu: int | None,
     checkpoint_steps: int | None,
-    failures: dict[int, str],
+    failures: dict[int, Failure],
     say: Callable[[str], None],
     debug: bool,
+    log: Sequence[str],
 ) -> None:
     """Give every unfinished run to a cluster. Images are not needed here: other machines load them."""
     shelf = DataShelf()
@@ -192,8 +221,8 @@ def _run_on_cluster(
         for number, each in enumerate(settings)
         if not _is_finished(each, output, say, shelf)
     ]
-    failed = run_on_engine(leaders_first(jobs), output, engine, jobs_per_gpu, checkpoint_steps, say, debug)
-    failures.update((number, _reason(error)) for number, error in failed.items())
+    failed = run_on_engine(leaders_first(jobs), output, engine, jobs_per_gpu, checkpoint_steps, say, debug, log)
+    failures.update((number, Failure.of(error)) for number, error in failed.items())
 
 
 def leaders_first(jobs: Sequence[Job]) -> list[Job]:
@@ -248,12 +277,16 @@ def _choice(settings: Sequence[Settings]) -> list[str]:
     return gpus if len(gpus) > 1 else []
 
 
-def _told(error: Exception, place: Path, say: Callable[[str], None], debug: bool) -> str:
-    """Report a failed run while others follow; return the reason."""
+def _tell(
+    failures: dict[int, Failure], number: int, error: Exception, place: Path, say: Callable[[str], None], debug: bool
+) -> None:
+    """Note that a run failed, and say so while others follow: a reason in full when it occurs first."""
     if debug:
         traceback.print_exception(error)
-    say(f"{place}: failed. {_reason(error)}")
-    return _reason(error)
+    failure = Failure.of(error)
+    known = failure in failures.values()
+    failures[number] = failure
+    say(f"{place}: failed{', for the same reason.' if known else f'. {failure.reason}'}")
 
 
 def _free_memory() -> None:
@@ -262,7 +295,3 @@ def _free_memory() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):  # a GPU in an error state: the next run that uses it reports the error
             torch.cuda.empty_cache()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, EfcilError) else f"{type(error).__name__}: {error}"

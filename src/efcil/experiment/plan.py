@@ -155,9 +155,23 @@ class Plan:
         """Return whether training for task `index` starts with an untrained network."""
         return index == 0 or self.joint
 
-    def later_epochs(self, index: int) -> int:
-        """Return the total number of epochs of the tasks after task `index`."""
-        return sum(self.recipe(task).epochs for task in range(index + 1, self.tasks) if self.is_measured(task))
+    def later_tasks(self, index: int) -> list[int]:
+        """Return the tasks after task `index` that are trained and tested."""
+        return [task for task in range(index + 1, self.tasks) if self.is_measured(task)]
+
+    def later_epochs(self, index: int) -> float:
+        """Return how much there is to train after task `index`, in epochs of that task: they differ in images."""
+        trained = [task for task in self.later_tasks(index) if self.joint or self.traits.trains_later]
+        work = sum(self.recipe(task).epochs * self._number_of_images(task) for task in trained)
+        return work / max(self._number_of_images(index), 1)
+
+    def _number_of_images(self, index: int) -> int:
+        task = self.task(index)
+        return int(self._images_of_classes[task.first_class : task.seen].sum())
+
+    @cached_property
+    def _images_of_classes(self) -> np.ndarray:
+        return np.bincount(self.labels, minlength=self.scenario.number_of_classes)
 
     def task(self, index: int) -> Task:
         """Return which classes are trained for task `index`: its own, or all so far if training is joint."""

@@ -7,7 +7,8 @@ import os
 import shlex
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 import efcil
+from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.core.feature_matrix import spectrum
 from efcil.data.images import Dataset
@@ -25,6 +27,7 @@ from efcil.engine.evaluate import Answers, TestImages, evaluate
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.lifecycle import Journal, State, Watch, learn_task
 from efcil.engine.progress import Progress
+from efcil.engine.trackers import TrackedRun, Tracking
 from efcil.engine.trainer import EpochReport, Position
 from efcil.environment import command
 from efcil.errors import EfcilError
@@ -39,6 +42,8 @@ from efcil.files import locked, refuse_unwritable
 from efcil.model.card import changed_computing
 from efcil.output import lines
 from efcil.report import matrix_text
+from efcil.resolution import label, scenario_name
+from efcil.resolution.identity import flatten
 from efcil.runfolder import locate
 from efcil.settings import Settings
 
@@ -52,12 +57,14 @@ def run_one(
     stop: StopRequest | None = None,
     checkpoint_steps: int | None = None,
     fingerprint: str | None = None,
+    log: Sequence[str] = (),
 ) -> Path:
     """Train or resume one run and return its folder; a finished run is not changed.
 
     On SIGINT or SIGTERM the current step ends, a checkpoint is saved, and `Interrupted` is raised. Checkpoints are also
     saved at the end of every task, every five minutes, and every `checkpoint_steps` steps if that is given; saving does
-    not change the result. `fingerprint` is that of the dataset, if the caller already knows it.
+    not change the result. `fingerprint` is that of the dataset, if the caller already knows it. `log` names trackers
+    (tensorboard, wandb, mlflow) that the run is logged to.
     """
     output = Path(output)
     folder = locate(output, settings)
@@ -76,7 +83,7 @@ def run_one(
             hardware.switches(plan.execution, settings.deterministic),
             plan.execution.stream(),
         ):
-            _attempt(Run(plan, progress, stop_request, checkpoint_steps))
+            _attempt(Run(plan, progress, stop_request, checkpoint_steps, log))
     return folder.path
 
 
@@ -84,9 +91,12 @@ def _attempt(run: Run) -> None:
     """Run to the end, and write every failure to the log."""
     log = run.progress.log
     log(f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  efcil {efcil.__version__}  {command()}")
+    ended = "failed"
     try:
         run.execute()
+        ended = "finished"
     except Interrupted as interruption:
+        ended = "interrupted"
         log(str(interruption))
         raise
     except EfcilError as error:
@@ -108,12 +118,30 @@ def _attempt(run: Run) -> None:
             run.saving.wait()
         except Exception as error:
             log(f"Failed: the state after task {run.state.completed} was not saved: {error}")
+        with doing("logging what is left"):
+            run.tracking.end(ended)
+
+
+def tracked(plan: Plan) -> TrackedRun:
+    """Return what trackers are given about a run; runs that go to one output folder are a group."""
+    settings = plan.settings
+    name = f"{label(settings)}/{scenario_name(settings)}/seed{settings.seed}"
+    group = plan.output.absolute().name or "efcil"
+    parameters = flatten(plan.identity) | {"device": str(plan.execution.device), "label": label(settings)}
+    return TrackedRun(name, group, plan.folder.path, plan.output, parameters)
 
 
 class Run:
     """A plan, its state, and what is needed to execute it."""
 
-    def __init__(self, plan: Plan, progress: Progress, stop: StopRequest, checkpoint_steps: int | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        progress: Progress,
+        stop: StopRequest,
+        checkpoint_steps: int | None,
+        log: Sequence[str] = (),
+    ) -> None:
         self.plan = plan
         self.state = RunState.start(plan)
         self.progress = progress
@@ -121,6 +149,7 @@ class Run:
         self.checkpoint_steps = checkpoint_steps
         self.clock = hardware.Clock(plan.execution.device)
         self.saving = Background()
+        self.tracking = Tracking(log, tracked(plan), progress.say)
 
     def execute(self) -> None:
         """Train the remaining tasks, then write the summary."""
@@ -128,8 +157,12 @@ class Run:
         with self.clock.phase("start_up"):
             if plan.execution.device.type == "cuda" and hardware.MPS_SHARE in os.environ:
                 hardware.refuse_broken_products(plan.execution)
-            self.state = state.restore(plan, self.clock, self.progress.say)
-            test = plan.test_images()
+            with doing("loading what an earlier attempt has saved"):
+                self.state = state.restore(plan, self.clock, self.progress.say)
+            with doing(f"copying the test images to {plan.execution.device}"):
+                test = plan.test_images()
+        with doing("starting the trackers"):
+            self.tracking.begin(plan.folder.read_metrics())
         done = self.state.completed
         at = f", resuming after task {done}" if done else ""
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {plan.execution.device}{at}")
@@ -139,7 +172,8 @@ class Run:
                 self.stop_if_asked()
                 self._run_task(index, test, resumable)
                 resumable = False
-        self.saving.wait()
+        with doing("saving the last task"):
+            self.saving.wait()
         checkpoint.remove(plan.folder.partial)
         plan.folder.write_summary(summarise_run(plan, self.state, self.clock.report()))
         self.progress.say(matrix_text(self.state.agnostic, plan.scenario.task_sizes))
@@ -147,7 +181,8 @@ class Run:
     def _run_task(self, index: int, test: TestImages, resumable: bool) -> None:
         """Learn a task, test it, and save the state of the run."""
         plan, before = self.plan, self.clock.report()
-        with self.clock.phase("start_up"):
+        self.progress.enter_task(index)
+        with self.clock.phase("start_up"), doing("preparing the images of the task"):
             task = plan.task(index)
             data = plan.images(task)
         learning = _TaskUnderWay(self, index)
@@ -174,7 +209,7 @@ class Run:
         accuracies = {"accuracy": answers.agnostic, "task_aware": answers.aware, "A_step": step}
         line = {"kind": "task", "task": index + 1, **accuracies, **others, "seconds": seconds}
         line |= self._probes(index, answers)
-        plan.folder.append_metrics(line)
+        self.write(line)
         self.state.probes.add(line)
         self.state.completed = index + 1
         self.state.learned(plan, task, learning.made_with)
@@ -201,6 +236,11 @@ class Run:
         rows = {name: evaluate(method, test, plan.scenario, index, name).agnostic for name in names}
         return {"classifiers": {name: float(np.average(row, weights=sizes)) for name, row in rows.items()}}
 
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl, and give it to the trackers."""
+        self.plan.folder.append_metrics(line)
+        self.tracking.line(line)
+
     def stop_if_asked(self) -> None:
         """Raise `Interrupted` if a stop was asked for, once the last task is saved."""
         if self.stop.requested:
@@ -226,6 +266,7 @@ class _TaskUnderWay:
         self.epochs: list[dict[str, Any]] = []
         self.made_with = [run.plan.provenance]
         self.waiting = False
+        self.queue = ExitStack()
 
     # -- epochs --------------------------------------------------------------------------------------------------
 
@@ -234,7 +275,8 @@ class _TaskUnderWay:
         run, index = self.run, self.index
 
         def begin(epochs: int, done: int) -> None:
-            run.progress.begin_task(index, epochs, done, run.plan.later_epochs(index))
+            plan = run.plan
+            run.progress.begin_task(index, epochs, done, plan.later_epochs(index), len(plan.later_tasks(index)))
 
         return Watch(begin, self._epoch)
 
@@ -249,7 +291,7 @@ class _TaskUnderWay:
             "seconds": report.seconds,
         }
         self.epochs.append(line)
-        self.run.plan.folder.append_metrics(line)
+        self.run.write(line)
         self.run.progress.epoch(report)
 
     # -- checkpoints within the task -----------------------------------------------------------------------------
@@ -321,7 +363,7 @@ class _TaskUnderWay:
         # The lines of these epochs were removed with everything after the last finished task.
         self.epochs[:] = facts["epochs"]
         for line in self.epochs:
-            self.run.plan.folder.append_metrics(line)
+            self.run.write(line)
         self.run.clock.load(facts["seconds"])
         self.run.state.had_a_part(facts["commits"])
 
@@ -338,6 +380,7 @@ class _TaskUnderWay:
         with locked(plan.store.lock(key), self._wait):
             # A task that another process has trained in the meantime counts as this run's own below.
             run.clock.waited(time.perf_counter() - asked)
+            self.queue.close()
             record = plan.store.load(key, description)
             if record is None:
                 start = run.clock.report()["train"]
@@ -347,7 +390,9 @@ class _TaskUnderWay:
                 return tensors
         run.progress.say(f"task {self.index + 1}: trained before, taken from {plan.store.place(key)}")
         for line in record.epochs:
-            plan.folder.append_metrics(line | {"task": self.index + 1})
+            run.write(line | {"task": self.index + 1})
+        self.watch().begin(len(record.epochs), len(record.epochs))
+        run.progress.trained_before([float(line["seconds"]) for line in record.epochs])
         run.clock.credit("train", record.seconds)
         run.state.had_a_part(record.commits)
         return record.tensors
@@ -356,4 +401,5 @@ class _TaskUnderWay:
         if not self.waiting:
             self.waiting = True
             self.run.progress.say(f"waiting for the first task, which another process ({owner}) is training")
+            self.queue.enter_context(doing("waiting for the first task, which another process is training"))
         self.run.stop_if_asked()

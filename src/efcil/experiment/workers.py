@@ -22,6 +22,7 @@ from pathlib import Path
 from efcil.engine import checkpoint
 from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
+from efcil.engine.progress import EVERY_SECONDS, FIRST_SECONDS
 from efcil.environment import COMMAND_VARIABLE, command
 from efcil.errors import EfcilError
 from efcil.experiment.engines import open_executor
@@ -29,8 +30,10 @@ from efcil.experiment.executors import Executor, Handle, Job, State
 from efcil.experiment.executors.cluster import make_scratch, remove_scratch
 from efcil.experiment.executors.local import Processes
 from efcil.experiment.shared_tasks import STEM
+from efcil.output import duration
 from efcil.resolution import to_yaml
 from efcil.settings.engine import Engine
+from efcil.watching import Watched
 
 POLL_SECONDS = 0.2
 MPS_CONTROL = "nvidia-cuda-mps-control"
@@ -54,6 +57,7 @@ def run_jobs(
     say: Callable[[str], None],
     gpus: Sequence[str] = (),
     debug: bool = False,
+    log: Sequence[str] = (),
 ) -> dict[int, Exception]:
     """Run all jobs, `slots` at a time on each of the `gpus` that are named, or on the one that the settings choose.
 
@@ -67,7 +71,8 @@ def run_jobs(
         StopRequest() as stop,
         mps(say, together) if together > 1 else contextlib.nullcontext(dict(os.environ)) as environment,
     ):
-        return _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus, debug).run(stop)
+        scheduler = _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus, debug, log)
+        return scheduler.run(stop)
 
 
 def run_on_engine(
@@ -78,6 +83,7 @@ def run_on_engine(
     checkpoint_steps: int | None,
     say: Callable[[str], None],
     debug: bool = False,
+    log: Sequence[str] = (),
 ) -> dict[int, Exception]:
     """Run all jobs on a cluster, and return the failures by the number of the job."""
     if not jobs:
@@ -85,7 +91,7 @@ def run_on_engine(
     output = output.absolute()  # other machines have other working folders
     slots = engine.at_once or len(jobs)
     scratch = make_scratch(output)
-    scheduler = _Scheduler(jobs, output, slots, checkpoint_steps, say, scratch, os.environ, (), debug)
+    scheduler = _Scheduler(jobs, output, slots, checkpoint_steps, say, scratch, os.environ, (), debug, log)
     try:
         # Before signals are handled here: Ray replaces the handlers that it finds.
         scheduler.executor = open_executor(engine, scheduler.command, scratch, jobs_per_gpu, say)
@@ -100,7 +106,12 @@ def run_on_engine(
 
 
 def worker_command(
-    job: Job, output: Path, scratch: Path, checkpoint_steps: int | None, debug: bool = False
+    job: Job,
+    output: Path,
+    scratch: Path,
+    checkpoint_steps: int | None,
+    debug: bool = False,
+    log: Sequence[str] = (),
 ) -> list[str]:
     """Return the command that trains one run, its settings written to a file in `scratch`."""
     config = scratch / f"{job.number}.yaml"
@@ -108,6 +119,8 @@ def worker_command(
     command = [sys.executable, "-m", "efcil", "run", "--config", str(config), "--output", str(output), "--quiet"]
     if debug:
         command.append("--debug")
+    if log:
+        command += ["--log", *log]
     return command if checkpoint_steps is None else [*command, "--checkpoint-steps", str(checkpoint_steps)]
 
 
@@ -123,10 +136,13 @@ class _Scheduler:
         environment: Mapping[str, str],
         gpus: Sequence[str],
         debug: bool,
+        log: Sequence[str] = (),
     ) -> None:
+        self.log = log
         self.gpus = gpus
         self.debug = debug
         self.waiting = list(jobs)
+        self.number = len(jobs)
         self.running: list[_Worker] = []
         self.failures: dict[int, Exception] = {}
         self.output = output
@@ -135,10 +151,13 @@ class _Scheduler:
         self.say = say
         self.scratch = scratch
         self.executor: Executor = Processes(self.command, scratch, {**environment, COMMAND_VARIABLE: command()})
+        self.clock = time.monotonic
+        self._watched: dict[Path, Watched] = {}
+        self._line = self.clock() - EVERY_SECONDS + FIRST_SECONDS
 
     def command(self, job: Job) -> list[str]:
         """Return the command that trains a job."""
-        return worker_command(job, self.output, self.scratch, self.checkpoint_steps, self.debug)
+        return worker_command(job, self.output, self.scratch, self.checkpoint_steps, self.debug, self.log)
 
     def run(self, stop: StopRequest) -> dict[int, Exception]:
         try:
@@ -148,10 +167,26 @@ class _Scheduler:
                 self._collect()
                 while (gpu := self._free_gpu()) is not None and (job := self._next()) is not None:
                     self._start(job, gpu)
+                self.say_if_due()
                 time.sleep(POLL_SECONDS)
         finally:
             self._stop_all()
         return self.failures
+
+    def say_if_due(self) -> None:
+        """Say by the clock how far the runs are: their own lines are in their logs."""
+        if self.clock() - self._line < EVERY_SECONDS or not self.running:
+            return
+        self._line = self.clock()
+        started = [each.job.folder for each in self.running if each.seen]
+        seen = [self._watched.setdefault(folder, Watched(folder)).look() for folder in started]
+        left = [each.seconds_left for each in seen if each.seconds_left is not None]
+        wait = len(self.waiting) + len(self.running) - len(started)
+        waiting = f", {wait} wait" if wait else ""
+        rest = f"{duration(max(left))} left of those that run" if left else "time left not known yet"
+        tasks = ", ".join(f"task {min(each.task + 1, each.tasks)}/{each.tasks}" for each in seen if each.tasks)
+        where = f" ({tasks})" if tasks else ""
+        self.say(f"{len(started)} of {self.number} runs train{where}{waiting}; {rest}")
 
     def _free_gpu(self) -> int | None:
         """Return the GPU with the fewest runs, None if all are full."""
@@ -200,8 +235,9 @@ class _Scheduler:
             try:
                 worker.handle.result()
             except EfcilError as error:
+                known = str(error) in map(str, self.failures.values())
                 self.failures[worker.job.number] = error
-                self.say(f"{worker.job.folder}: failed. {error}")
+                self.say(f"{worker.job.folder}: failed{', for the same reason.' if known else f'. {error}'}")
 
     def _stop_all(self) -> None:
         """Ask the running processes to save and exit, and wait for them."""

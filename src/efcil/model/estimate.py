@@ -15,13 +15,13 @@ _STEP = 3.0
 _ROTATIONS = 4
 
 
-def estimate(model: Model, pixels: np.ndarray, *, more: bool = False) -> str:
-    """Return a line about the expected time; a network that is not trained sees every image once."""
+def estimate(model: Model, pixels: np.ndarray, *, more: bool = False) -> tuple[float, str]:
+    """Return the expected seconds, and a line about them; a network that is not trained sees every image once."""
     looks = _looks(model, more)
     seconds = _seconds_per_image(model, pixels) * len(pixels) * looks
     images = "1 image" if len(pixels) == 1 else f"{len(pixels)} images"
     what = f"{looks:.0f} looks at each" if looks > 2 else "each is read once"
-    return f"{images}, {what}: {in_words(seconds)}"
+    return seconds, f"{images}, {what}: {in_words(seconds)}"
 
 
 def _looks(model: Model, more: bool) -> float:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from efcil import methods
+from efcil.activity import doing
 from efcil.core import calibration, classifiers, typicality
 from efcil.core.typicality import Spread
 from efcil.data.augment import Normalisation, make_augmentation
@@ -322,10 +323,12 @@ class Model:
     def by_pieces(self, pixels: np.ndarray, function: Callable[[Tensor], Tensor]) -> np.ndarray:
         """Apply a function of network input to uint8 images, batch by batch."""
         results = []
-        for start in range(0, len(pixels), self.piece):
-            part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + self.piece]))
-            images = part.to(self.execution.device).permute(0, 3, 1, 2)
-            results.append(function(self.card.normalisation(images, self.execution.dtype)).float().cpu().numpy())
+        with doing("images", len(pixels)) as work:
+            for start in range(0, len(pixels), self.piece):
+                work.done = start
+                part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + self.piece]))
+                images = part.to(self.execution.device).permute(0, 3, 1, 2)
+                results.append(function(self.card.normalisation(images, self.execution.dtype)).float().cpu().numpy())
         return np.concatenate(results)
 
     # -- copies --------------------------------------------------------------------------------------------------

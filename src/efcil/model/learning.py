@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from efcil import methods
+from efcil.activity import doing
 from efcil.engine import checkpoint, hardware
 from efcil.engine.checkpoint import Forbidden
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.lifecycle import Journal, Watch, learn_task, reason
 from efcil.engine.progress import Progress
-from efcil.engine.trainer import Position
+from efcil.engine.trainer import EpochReport, Position
 from efcil.errors import EfcilError, some
 from efcil.methods.base import Task
 from efcil.model import folder as model_folder
@@ -38,6 +39,7 @@ from efcil.model.folder import PARTIAL, STEM
 from efcil.model.images import InputError, plain_name, sorted_classes
 from efcil.model.in_memory import Model
 from efcil.model.measuring import Measuring, plan, refuse_share
+from efcil.model.visit_log import VisitLog
 from efcil.settings import TrainingSettings
 
 
@@ -62,12 +64,14 @@ def learn(
     progress: Progress | None = None,
     keep: Keep | None = None,
     repeats: np.ndarray | None = None,
+    log: VisitLog | None = None,
 ) -> None:
     """Teach the model the classes of these images as its next task, or, with `more`, improve those it knows.
 
     The model changes only when everything has succeeded. With `keep`, an interrupted task is resumed when the same
     images are given again. `held_out` is the share of images that measure the result and are not learned from; see
-    measuring.py. `repeats` is how many times each image counts (weights.py); the default is once.
+    measuring.py. `repeats` is how many times each image counts (weights.py); the default is once. `log`
+    gets the epochs.
     """
     refuse_share(held_out)
     refuse_classes(model, labels, more=more, keep=keep)
@@ -77,9 +81,10 @@ def learn(
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if more:
             stop = None if keep is None else keep.stop
-            learn_more(model, pixels, labels, stop, measure=held_out != 0.0, repeats=repeats)
+            with doing("blending the images in"):
+                learn_more(model, pixels, labels, stop, measure=held_out != 0.0, repeats=repeats)
         else:
-            _learn_task(model, pixels, labels, given, held_out, progress, keep, repeats)
+            _learn_task(model, pixels, labels, given, held_out, progress, keep, repeats, log)
         model.settle()
 
 
@@ -206,6 +211,7 @@ def _learn_task(
     progress: Progress | None,
     keep: Keep | None,
     repeats: np.ndarray | None,
+    log: VisitLog | None,
 ) -> None:
     card, resolved = model.card, model.card.resolved
     index, first_class = len(card.task_sizes), len(card.classes)
@@ -214,9 +220,6 @@ def _learn_task(
     recipe = resolved.first_task if index == 0 else resolved.later
     chosen = plan(card, new, numbers - first_class, held_out)
     origin = _Origin(model, new, pixels, labels, held_out, keep, repeats)
-    watch = Watch()
-    if progress is not None:
-        watch = Watch(lambda epochs, done: progress.begin_task(index, epochs, done), progress.epoch)
     task = Task(index, first_class, len(new), card.settings.seed, recipe.batch_size)
     measuring = Measuring(model, chosen, task, repeats)
     learner = learn_task(
@@ -226,7 +229,7 @@ def _learn_task(
         model.task_images(pixels, numbers, f"task{index}", chosen.learned, repeats),
         recipe,
         journal=None if keep is None else origin.journal(keep),
-        watch=watch,
+        watch=_watch(card, progress, log),
     )
     outcome = measuring.outcome(pixels, numbers, learner)
     date = now()
@@ -246,6 +249,24 @@ def _learn_task(
         continues=continues,
         experiment=None,
     )
+
+
+def _watch(card: Card, progress: Progress | None, log: VisitLog | None) -> Watch:
+    """Return who hears of the epochs of a visit."""
+
+    def begin(epochs: int, done: int) -> None:
+        if progress is not None:
+            progress.begin_task(len(card.task_sizes), epochs, done)
+        if log is not None:
+            log.begin(card, done)
+
+    def epoch(report: EpochReport) -> None:
+        if progress is not None:
+            progress.epoch(report)
+        if log is not None:
+            log.epoch(report)
+
+    return Watch(begin, epoch)
 
 
 #: What a checkpoint of a version says that held out no images.

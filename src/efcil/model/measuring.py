@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from efcil import methods, seeds
+from efcil.activity import doing
 from efcil.core import calibration, typicality
 from efcil.engine.evaluate import scorer
 from efcil.engine.lifecycle import Blueprint, end
@@ -126,7 +127,11 @@ class Measuring:
         nothing = np.zeros(self.task.classes, np.int64)
         if self.chosen.way is None:
             return Outcome(None, nothing, nothing)
-        answers = [self._answers(part, pixels, numbers, learner) for part in self.chosen.parts]
+        answers = []
+        with doing("measuring", len(self.chosen.parts)) as work:
+            for part in self.chosen.parts:
+                answers.append(self._answers(part, pixels, numbers, learner))
+                work.done += 1
         true = np.concatenate([numbers[part] for part in self.chosen.parts])
         scores = np.concatenate([each for each, _ in answers])
         close = [each for _, each in answers if each is not None]

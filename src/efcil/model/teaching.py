@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from efcil.activity import doing
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
@@ -28,6 +30,7 @@ from efcil.model.learning import (
     refuse_lost,
     unfinished_task,
 )
+from efcil.model.visit_log import VisitLog
 from efcil.network.backbones import refuse_unnamed
 from efcil.settings import TrainingSettings
 
@@ -54,6 +57,7 @@ def teach(
     repeats: np.ndarray | None = None,
     skip_broken: bool = False,
     reporter: type[Progress] = Progress,
+    log: Sequence[str] = (),
 ) -> Model:
     """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
 
@@ -61,17 +65,19 @@ def teach(
     interrupted task started with, and returns those to learn with; `completed` then chooses network and method of a new
     model where none is named. An interrupted task is resumed when the same images are given again; `discard` discards
     it. `held_out` is the share of images that are not learned from but measure the result; None chooses. `skip_broken`
-    leaves out images that cannot be read.
+    leaves out images that cannot be read. `log` names trackers that the epochs are logged to.
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
     with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
         refuse_lost(folder)
-        model = _opened(folder, pictures, labels, wanted, completed, model, device, discard)
-        if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
-            held_out = begun.held_out
-        refuse_full(folder, needed_bytes(model))
-        with reporter(len(model.card.task_sizes) + 1, quiet=quiet) as progress:
+        with reporter(1, quiet=quiet) as progress:
+            with doing("opening the model"):
+                model = _opened(folder, pictures, labels, wanted, completed, model, device, discard)
+            progress.tasks = len(model.card.task_sizes) + 1
+            if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
+                held_out = begun.held_out
+            refuse_full(folder, needed_bytes(model))
             for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model), *_made_of(model)):
                 progress.say(line)
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
@@ -83,11 +89,33 @@ def teach(
                 repeats = None if repeats is None else repeats[found.places]
             else:
                 pixels = pictures.pixels(model.card.image_size)
-            progress.say(estimate(model, pixels, more=more))
-            learn(model, pixels, labels, more=more, held_out=held_out, progress=progress, keep=keep, repeats=repeats)
-            model_folder.write(folder, model.card, model.tensors())
+            _say_how_long(model, pixels, more, progress)
+            with _logged(VisitLog(log, folder, progress.say), model) as visit:
+                options: dict[str, Any] = {"progress": progress, "keep": keep, "repeats": repeats, "log": visit}
+                learn(model, pixels, labels, more=more, held_out=held_out, **options)
+            with doing("saving the model"):
+                model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
     return model
+
+
+def _say_how_long(model: Model, pixels: np.ndarray, more: bool, progress: Progress) -> None:
+    with doing("estimating the time"):
+        seconds, line = estimate(model, pixels, more=more)
+    progress.say(line)
+    progress.expect(seconds)
+
+
+@contextlib.contextmanager
+def _logged(visit: VisitLog, model: Model) -> Iterator[VisitLog]:
+    """Close the log of a visit, however it ends."""
+    ended = False
+    try:
+        yield visit
+        ended = True
+    finally:
+        with doing("logging what is left"):
+            visit.end(model.card if ended else None)
 
 
 def _opened(

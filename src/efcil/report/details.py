@@ -13,6 +13,7 @@ import numpy as np
 
 from efcil.errors import EfcilError
 from efcil.evaluation.metrics import average_forgetting
+from efcil.evaluation.storage import StoredBytes, stored_bytes
 from efcil.report.table import Row, mapping
 
 Value = TypeVar("Value")
@@ -101,13 +102,13 @@ class Details:
             found.append([(_whole(line.get("task")), mapping(line, "losses")) for line in lines])
         return found
 
+    @cached_property
     def classes(self) -> tuple[np.ndarray, tuple[str, ...], list[ClassAccuracy]] | None:
-        """Return accuracies (classes x tasks, mean over seeds), names in that order, and the classes by name.
+        """Accuracies (classes x tasks, mean over seeds), names in that order, and the classes by name.
 
         Where seeds have different class orders, what a position is called differs too: the names are numbers then.
         """
-        counts = [_probe(run, "classes") for run in self.row.runs]
-        counts = [each for each in counts if each]
+        counts = [each for run in self.row.runs if (each := quietly(run.classes, None))]
         if not counts:
             return None
         shape = 1 + max(c.position for each in counts for c in each), max(c.task for each in counts for c in each)
@@ -129,8 +130,9 @@ class Details:
         by_name.sort(key=lambda one: (one.accuracy, one.name))
         return np.mean(seeds, axis=0), _positions(names), by_name
 
+    @cached_property
     def confusion(self) -> tuple[np.ndarray, tuple[str, ...], list[tuple[str, str, int]]] | None:
-        """Return shares in percent (true x predicted, over all seeds), names as in `classes`, and frequent confusions.
+        """Shares in percent (true x predicted, over all seeds), names as in `classes`, and frequent confusions.
 
         The confusions are (true class, answer, images over all seeds), the most frequent first.
         """
@@ -138,16 +140,16 @@ class Details:
         names: list[list[str]] = []
         pairs: dict[tuple[str, str], int] = {}
         for run, summary in zip(self.row.runs, self.summaries, strict=True):
-            counts = _probe(run, "confusion")
+            counts = quietly(run.confusion, None)
             known = summary.get("class_names")
             if counts is None or not isinstance(known, list) or len(known) != len(counts):
                 continue
             found.append(np.asarray(counts, dtype=float))
             names.append([str(name) for name in known])
-            for true, answer in np.argwhere(counts):
-                if true != answer:
-                    pair = (names[-1][true], names[-1][answer])
-                    pairs[pair] = pairs.get(pair, 0) + int(counts[true][answer])
+            wrong = np.argwhere(counts * (1 - np.eye(len(counts), dtype=counts.dtype))).tolist()
+            for true, answer in wrong:
+                pair = (names[-1][true], names[-1][answer])
+                pairs[pair] = pairs.get(pair, 0) + int(counts[true, answer])
         if not found or len({each.shape for each in found}) > 1:
             return None
         total = np.sum(found, axis=0)
@@ -157,10 +159,25 @@ class Details:
 
     def spectrum(self) -> dict[int, np.ndarray]:
         """Return the eigenvalues of the feature matrix by task, largest first, averaged over seeds."""
-        found = [each for each in (_probe(run, "spectrum") for run in self.row.runs) if each]
+        found = [each for run in self.row.runs if (each := quietly(run.spectrum, None))]
         tasks = sorted(set.intersection(*(set(each) for each in found))) if found else []
         alike = [task for task in tasks if len({len(each[task]) for each in found}) == 1]
         return {task: np.mean([each[task] for each in found], axis=0) for task in alike}
+
+    def noise(self) -> dict[str, dict[float, list[float]]]:
+        """Return how much noise changed the probabilities after the last task: by directions, sigma and seed."""
+        found: dict[str, dict[float, list[float]]] = {}
+        for run in self.row.runs:
+            rows = quietly(run.perturbation, None) or []
+            for row in rows:
+                if row.task == max(each.task for each in rows):
+                    found.setdefault(row.directions, {}).setdefault(row.sigma, []).append(row.change)
+        return found
+
+    @cached_property
+    def stored(self) -> StoredBytes | None:
+        """What the method of the first seed stores, None if that was not recorded."""
+        return stored_bytes(self.summaries[0])
 
 
 def spread(per_seed: Sequence[Sequence[float]]) -> tuple[list[float], list[float | None], list[float | None]]:
@@ -189,12 +206,6 @@ def floats(values: Any) -> list[float]:
     """Return a list of JSON as numbers; what is none is NaN."""
     numbers = values if isinstance(values, list) else []
     return [float(v) if isinstance(v, int | float) and not isinstance(v, bool) else math.nan for v in numbers]
-
-
-def _probe(run: Any, name: str) -> Any:
-    """Return what a run recorded of its classes, its confusion or its spectrum; None in folders without it."""
-    read = getattr(run, name, None)
-    return None if read is None else quietly(read, None)
 
 
 def _positions(names: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ def _of_rows(shown: Shown) -> Iterator[tuple[str, Figure | HeatMap | None]]:
         yield f"{name}-classes", figures.class_map(details)
         yield f"{name}-confusion", figures.confusion_map(details)
         yield f"{name}-spectrum", figures.spectrum(details)
+        yield f"{name}-noise", figures.noise(details)
         for figure in figures.losses(details):
             yield f"{name}-loss-{figure.title}", figure
 

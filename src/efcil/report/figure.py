@@ -73,7 +73,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A matrix of numbers as shades; NaN cells stay empty. `low` and `high` are the ends of the scale."""
+    """A matrix of numbers as shades; NaN cells stay empty. `low` and `high` are the ends of the scale.
+
+    With `emphasise_small`, shades follow the square root: a few percent of one class taken for another are seen.
+    """
 
     title: str
     values: Sequence[Sequence[float]]
@@ -84,6 +87,7 @@ class HeatMap:
     low: float = 0.0
     high: float = 100.0
     decimals: int = 0
+    emphasise_small: bool = False
     note: str = ""
 
 
@@ -125,8 +129,9 @@ def extent(figure: Figure) -> tuple[tuple[float, float], tuple[float, float]] | 
     On a logarithmic axis, values that are not positive cannot be drawn and do not count.
     """
     # Where lines have gaps the axis is whole, so that charts beside each other have the same one.
-    xs = [x for each in figure.series for x in each.x if points(each)]
-    ys = [y for each in figure.series for _, y in points(each)]
+    measured = [(each, found) for each in figure.series if (found := points(each))]
+    xs = [x for each, _ in measured for x in each.x]
+    ys = [y for _, found in measured for _, y in found]
     if not ys:
         return None
     ys += [y for each in figure.series for _, low, high in band(each, figure.limits) for y in (low, high)]

@@ -62,7 +62,7 @@ def curves(shown: Shown, metric: str) -> Figure | None:
             references.append(Reference(paper.mean, label, style=index, key=shown.key(index)))
     note = "Bands are one standard deviation." if any(each.low for each in series) else ""
     if references:
-        note += f" Dashed lines are the paper's {METRICS[metric]} after the last task."
+        note += f" Dotted lines are the paper's {METRICS[metric]} after the last task."
     title = f"{METRICS[metric]} after every task"
     return _tasks(title, AXES[metric], series, tuple(references), note.strip())
 
@@ -205,7 +205,7 @@ def accuracy_map(name: str, details: Details) -> HeatMap | None:
 
 def class_map(details: Details) -> HeatMap | None:
     """The accuracy of every class after every task, classes in the order in which they were learned."""
-    found = details.classes()
+    found = details.classes
     if found is None:
         return None
     matrix, names, _ = found
@@ -219,13 +219,13 @@ def class_map(details: Details) -> HeatMap | None:
 
 def confusion_map(details: Details) -> HeatMap | None:
     """Which class was taken for which after the last task, in percent of the true class."""
-    found = details.confusion()
+    found = details.confusion
     if found is None:
         return None
     shares, names, _ = found
     empty = np.where(shares > 0, shares, math.nan)
     title = "Confusion after the last task (% of the true class)"
-    return HeatMap(title, empty.tolist(), "true class", "answer", names, names)
+    return HeatMap(title, empty.tolist(), "true class", "answer", names, names, emphasise_small=True)
 
 
 def losses(details: Details) -> list[Figure]:
@@ -269,8 +269,25 @@ def spectrum(details: Details) -> Figure | None:
     classes = sum(details.sizes)
     if classes and classes < max(len(values) for values in found.values()):
         references.append(Reference(float(classes), f"{classes} classes", axis="x"))
-    note = "Mean over seeds; the darker, the later the task. Below the level line, the damping outweighs the matrix."
+    note = "Mean over seeds; the stronger a line, the later the task. Below the level line, damping outweighs."
     return Figure(
         "Spectrum of the feature matrix", "eigenvalue, largest first", "eigenvalue", series, tuple(references),
         log_y=True, ordered=True, note=note,
     )  # fmt: skip
+
+
+def noise(details: Details) -> Figure | None:
+    """How much noise along principal and other directions of feature space changes the probabilities."""
+    found = details.noise()
+    series = []
+    for directions, by_sigma in found.items():
+        sigmas = sorted(by_sigma)
+        values = [Statistic.of(by_sigma[sigma]) for sigma in sigmas]
+        banded = all(value.std is not None for value in values)
+        low = [value.mean - (value.std or 0.0) for value in values] if banded else ()
+        high = [value.mean + (value.std or 0.0) for value in values] if banded else ()
+        series.append(Series(directions, sigmas, [value.mean for value in values], low, high))
+    if not series:
+        return None
+    title, y_title = "Noise in feature space after the last task", "change of the probabilities"
+    return Figure(title, "standard deviation of the noise", y_title, tuple(series), limits=(0.0, 1.0))

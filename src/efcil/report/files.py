@@ -128,14 +128,19 @@ def _references(figure: Figure, axes: Any) -> None:
         draw = axes.axhline if line.axis == "y" else axes.axvline
         plain = not line.label and line.style is None  # where a task begins, for example
         drawn = {"color": "#bbbbbb", "linewidth": 0.7} if plain else {"color": colour, "linewidth": 1}
-        draw(line.value, linestyle=(0, (4, 3)), zorder=1, **drawn)
+        draw(line.value, linestyle=(0, (4, 3) if plain else (1, 1.5)), zorder=1, **drawn)
         if line.low is not None and line.high is not None:
             (axes.axhspan if line.axis == "y" else axes.axvspan)(line.low, line.high, color=colour, alpha=0.07, lw=0)
         if line.label:
-            at = (1.0, line.value) if line.axis == "y" else (line.value, 1.0)
+            right = line.axis == "y" and line.style is None
+            at = (1.0 if right else 0.0, line.value) if line.axis == "y" else (line.value, 1.0)
             where = ("axes fraction", "data") if line.axis == "y" else ("data", "axes fraction")
-            side = {"ha": "right", "va": "bottom"} if line.axis == "y" else {"ha": "left", "va": "top"}
-            shift = (-2, 1) if line.axis == "y" else (2, -1)
+            side = (
+                {"ha": "right" if right else "left", "va": "bottom"}
+                if line.axis == "y"
+                else {"ha": "left", "va": "top"}
+            )
+            shift = (-3 if right else 3, 1) if line.axis == "y" else (2, -1)
             text = {"textcoords": "offset points", "fontsize": 7, "color": colour, **side}
             axes.annotate(printable(line.label), at, xycoords=where, xytext=shift, **text)
 
@@ -185,11 +190,12 @@ def _shades(count: int) -> list[Any]:
 
 
 def _heat_map(figure: HeatMap, canvas: Any, axes: Any) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     values = np.ma.masked_invalid(np.asarray(figure.values, dtype=float))
     shades = LinearSegmentedColormap.from_list("efcil", ["#f2f6fa", COLOURS[0]])
-    drawn = axes.imshow(values, cmap=shades, vmin=figure.low, vmax=figure.high, aspect="auto", interpolation="nearest")
+    scale = PowerNorm(0.5 if figure.emphasise_small else 1.0, figure.low, figure.high)
+    drawn = axes.imshow(values, cmap=shades, norm=scale, aspect="auto", interpolation="nearest")
     rows, columns = values.shape
     for axis, labels in ((axes.xaxis, figure.column_labels), (axes.yaxis, figure.row_labels)):
         step = math.ceil(len(labels) / 20) if labels else 1
@@ -201,10 +207,10 @@ def _heat_map(figure: HeatMap, canvas: Any, axes: Any) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if rows <= 20 and columns <= 20:
-        middle = figure.low + 0.55 * (figure.high - figure.low)
+        middle = 0.55
         for (row, column), value in np.ndenumerate(np.asarray(figure.values, dtype=float)):
             if math.isfinite(value):
-                colour = "white" if value > middle else "#222222"
+                colour = "white" if scale(value) > middle else "#222222"
                 text = f"{value:.{figure.decimals}f}"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
     else:

@@ -130,11 +130,13 @@ def _section(shown: Shown, metrics: Sequence[str], switched: Sequence[str], draw
         "held_out": group.held_out is not None,
         "tested_on": group.tested_on,
         "tasks": _tasks_of(shown),
+        "steps": max((len(details.sizes) for details in shown.details), default=0),
         "shared": group.shared,
         "columns": _columns(group.rows, metrics),
         "settings": group.settings,
         "scales": [(metric, *(f"{end:.0f}" for end in _range(group.rows, metric))) for metric in switched],
         "paper": any(any_paper(group.rows, metric) for metric in metrics),
+        "seeds_differ": len({row.seeds for row in group.rows}) > 1,
         "bounds": [name for name in UPPER_BOUNDS if any(row.method == name for row in group.rows)],
         "rows": [_row(shown, index, metrics, switched) for index in range(len(group.rows))],
         "notes": [(group.name(row), note) for row in group.rows for note in row.notes],
@@ -149,7 +151,7 @@ def _section(shown: Shown, metrics: Sequence[str], switched: Sequence[str], draw
 def _columns(rows: Sequence[Row], metrics: Sequence[str]) -> list[tuple[str, str, str]]:
     """Return (metric, heading, kind) of the columns of numbers: ours, and the paper's where it has one."""
     columns = []
-    for metric in metrics:
+    for metric in (metric for metric in metrics if any(metric in row.ours for row in rows)):
         columns.append((metric, METRICS[metric], "ours"))
         if any_paper(rows, metric):
             columns.append((metric, "paper", "paper"))
@@ -176,11 +178,18 @@ def _row(shown: Shown, index: int, metrics: Sequence[str], switched: Sequence[st
         "name": group.name(row),
         "label": row.label,
         "seeds": row.seeds,
+        "said_seeds": _ranges(row.seeds),
         "settings": settings,
         "cells": cells,
         "bound": row.method in UPPER_BOUNDS,
         "lanes": [(metric, _safe(_lane(shown, index, metric))) for metric in switched],
     }
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Return seeds as people write them: 0-4, or 0 2 5."""
+    whole = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}-{seeds[-1]}" if whole else " ".join(map(str, seeds))
 
 
 def _cell(value: Any, text: str, metric: str, kind: str, place: str = "") -> Cell:
@@ -259,7 +268,7 @@ def _tasks_of(shown: Shown) -> str:
 def _details(shown: Shown, index: int, metrics: Sequence[str], drawing: Drawing) -> dict[str, Any]:
     row, details = shown.group.rows[index], shown.details[index]
     shown_losses = figures.losses(details)[:MOST_LOSS_CHARTS]
-    confusion = details.confusion()
+    confusion = details.confusion
     maps = [(figures.class_map(details), "", ""), (figures.confusion_map(details), "", "")]
     return {
         "key": shown.key(index),
@@ -268,19 +277,29 @@ def _details(shown: Shown, index: int, metrics: Sequence[str], drawing: Drawing)
         "label": row.label,
         "problem": details.problem,
         "classifiers": _classifiers(row, metrics),
-        "maps": drawing.blocks([*maps, (figures.spectrum(details), "", "")]),
+        "maps": drawing.blocks([*maps, (figures.spectrum(details), "", "")])
+        + drawing.blocks([(figures.noise(details), "", "")], legend=True),
         **_ends(details),
         "confusions": [] if confusion is None else confusion[2][:SHOWN_CONFUSIONS],
         "losses": drawing.blocks([(figure, "", "") for figure in shown_losses]),
         "seeds": [(_safe(swatch(place)), seed) for place, seed in enumerate(row.seeds)],
         "made": _provenance(row, details),
+        "stored": _stored(details),
         "folders": [str(run.path) for run in row.runs],
     }
 
 
+def _stored(details: Details) -> str:
+    found = details.stored
+    if found is None:
+        return ""
+    network, besides = (f"{count / 1e6:,.2f} MB" for count in (found.network, found.statistics))
+    return f"network {network}, besides {besides}"
+
+
 def _ends(details: Details) -> dict[str, Any]:
     """Return the classes with the lowest and with the highest accuracy, none of them twice."""
-    found = details.classes()
+    found = details.classes
     classes = [] if found is None else found[2]
     most = min(SHOWN_CLASSES, (len(classes) + 1) // 2)
     return {"weakest": classes[:most], "strongest": classes[most:][::-1][:most]}

@@ -37,9 +37,15 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 14, 12, 46
 MOST_POINTS = 160
 #: The bands of more series are drawn paler, or they would hide each other.
 MOST_BANDS = 5
+#: More reference lines are told apart by their colours alone.
+MOST_NAMED_REFERENCES = 4
+#: Charts of at most so many tasks name every one of them.
+MOST_WHOLE = 12
 NOTHING = "<p>Nothing was measured.</p>"
 #: A heat map of more cells has no numbers in them; of still more it is a picture.
 MOST_NUMBERED, MOST_CELLS = 12, 26
+#: Maps of many rows have flat cells.
+TALLEST = 430.0
 
 Scale = Callable[[float], float]
 
@@ -93,6 +99,8 @@ def axes_of(figure: Figure) -> Axes | None:
             room = 0.06 * (high_x - low_x) or 0.5
             low_x, high_x = low_x - room, high_x + room
         x_ticks = ticks(low_x, high_x, 8 if figure.whole_x else 5)
+        if figure.whole_x and 0 < high_x - low_x <= MOST_WHOLE:
+            x_ticks = [float(x) for x in range(math.ceil(low_x), math.floor(high_x) + 1)]
     if not high_x > low_x:
         low_x, high_x = low_x - 0.5, high_x + 0.5
     shown = [x for x in x_ticks if low_x - 1e-9 <= x <= high_x + 1e-9 and (not figure.whole_x or x == round(x))]
@@ -111,7 +119,7 @@ def chart_data(figure: Figure | HeatMap) -> dict[str, Any] | None:
             "rows": list(figure.row_labels),
             "columns": list(figure.column_labels),
             "titles": [figure.row_title, figure.column_title],
-            "values": [[_short(value) for value in row] for row in figure.values],
+            "values": [[round(value, 1) if math.isfinite(value) else None for value in row] for row in figure.values],
         }
     axes = axes_of(figure)
     if axes is None:
@@ -193,6 +201,7 @@ def _grid_line(y: float, text: str) -> str:
 def _references(figure: Figure, axes: Axes) -> list[str]:
     parts: list[str] = []
     labelled: list[float] = []
+    crowded = sum(bool(line.label) and line.axis == "y" for line in figure.references) > MOST_NAMED_REFERENCES
     for line in figure.references:
         if (axes.log_y if line.axis == "y" else axes.log_x) and line.value <= 0:
             continue
@@ -202,9 +211,11 @@ def _references(figure: Figure, axes: Axes) -> list[str]:
         ends = (LEFT, WIDTH - RIGHT, place, place) if line.axis == "y" else (place, place, TOP, HEIGHT - BOTTOM)
         x1, x2, y1, y2 = ends
         text = ""
-        if line.label and all(abs(place - other) > 13 for other in labelled):
+        if line.label and not crowded and all(abs(place - other) > 13 for other in labelled):
             labelled.append(place)
-            at = (WIDTH - RIGHT - 2, place - 4, "end") if line.axis == "y" else (place + 4, TOP + 10, "start")
+            at: tuple[float, float, str] = (place + 4, TOP + 10, "start")
+            if line.axis == "y":  # those of rows at the left, where falling curves leave room
+                at = (WIDTH - RIGHT - 2, place - 4, "end") if line.style is None else (LEFT + 4, place - 4, "start")
             text = f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{at[2]}">{escape(line.label)}</text>'
         parts.append(
             f'<g class="reference {colour}"{_key(line.key)}><line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" '
@@ -346,7 +357,7 @@ def _map_box(figure: HeatMap) -> list[float]:
     left = 30 + min(90.0, 6.6 * longest)
     side = min(40.0, (WIDTH - left - RIGHT) / max(1, columns))
     below = 40 + (min(60.0, 6.6 * _longest(figure.column_labels)) if _upright(figure.column_labels) else 0)
-    bottom = TOP + side * rows
+    bottom = TOP + min(side * rows, max(TALLEST, 9.0 * rows) if rows <= MOST_CELLS else TALLEST)
     return [left, left + side * columns, TOP, bottom, bottom + below]
 
 
@@ -366,6 +377,7 @@ def _heat_map(figure: HeatMap) -> str:
     rows, columns = values.shape
     wide, high = (right - left) / columns, (bottom - top) / rows
     depth = np.clip((values - figure.low) / max(1e-12, figure.high - figure.low), 0, 1)
+    depth = np.sqrt(depth) if figure.emphasise_small else depth
     parts = [
         f'<svg class="chart map" style="--wide: {1.15 * (right + RIGHT):.0f}px" role="img" '
         f'viewBox="0 0 {right + RIGHT:.0f} {height:.0f}" aria-label="{escape(figure.title)}">'
@@ -400,8 +412,7 @@ def _picture(depth: np.ndarray) -> str:
 
     pixels = np.zeros((*depth.shape, 4), dtype=np.uint8)
     pixels[..., :3] = (0, 114, 178)
-    # Square roots: a few percent of one class taken for another should be seen.
-    pixels[..., 3] = np.where(np.isfinite(depth), np.round(255 * np.sqrt(np.nan_to_num(depth))), 0)
+    pixels[..., 3] = np.where(np.isfinite(depth), np.round(255 * np.nan_to_num(depth)), 0)
     content = io.BytesIO()
     Image.fromarray(pixels, "RGBA").save(content, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
@@ -415,7 +426,7 @@ def _map_labels(figure: HeatMap, left: float, top: float, wide: float, high: flo
         name = _cut(figure.row_labels[place])
         parts.append(f'<text x="{left - 5:.1f}" y="{y:.1f}" text-anchor="end">{escape(name)}</text>')
     upright = _upright(figure.column_labels)
-    for place in range(0, len(figure.column_labels), max(1, math.ceil((13 if upright else 16) / wide))):
+    for place in range(0, len(figure.column_labels), max(1, math.ceil((13 if upright else 22) / wide))):
         x, y, name = left + (place + 0.5) * wide, bottom + 14, _cut(figure.column_labels[place])
         turned = f' transform="rotate(-90 {x:.1f} {bottom + 6:.1f})"' if upright else ""
         at = (x, bottom + 10, "end") if upright else (x, y, "middle")

@@ -16,6 +16,7 @@ from efcil.report.paper import PaperValue, paper_value
 from efcil.resolution import label
 from efcil.resolution.identity import differences
 from efcil.runfolder import RunFolder
+from efcil.settings import Settings
 
 # Name in summary.json -> heading. Accuracies and forgetting are in percent.
 METRICS = {
@@ -128,7 +129,8 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
     summaries = [summary for _, summary in members]
     ours = _statistics(summaries, tuple(METRICS))
     dataset, scenario, name = key
-    today = {_name_today(run) or name for run, _ in members}
+    known = [_settings_today(run) for run, _ in members]
+    today = {name if settings is None else label(settings) for settings in known}
     found = {metric: paper_value(dataset, scenario, name, metric) if today == {name} else None for metric in METRICS}
     paper = {metric: value for metric, value in found.items() if value is not None}
     beside = [mapping(summary, "classifiers") for summary in summaries]
@@ -144,29 +146,27 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
         paper=paper,
         classifiers={"own": own, **others} if others else {},
         notes=(
-            *_in_full(name, members[0][0]),
+            *_in_full(name, known[0]),
             *_pretrained(summaries),
             *(f"with today's presets and defaults its label is {other}" for other in sorted(today - {name})),
             *_differences(summaries, "images", _data),
             *_differences(summaries, "versions of the method", _version),
-            *_unlike([run for run, _ in members]),
+            *_unlike(members),
             *_differences(summaries, "ways of computing", _computing),
             *_mixed(summaries),
             *_missing(ours, others, len(summaries)),
         ),
         runs=tuple(run for run, _ in members),
         method=summaries[0]["method"],
-        changes=_changes(summaries[0]["method"], name, members[0][0]),
+        changes=_changes(summaries[0]["method"], name, known[0]),
         settings=_settings(*members[0]),
     )
 
 
-def _changes(method: str, name: str, run: RunFolder) -> dict[str, str]:
+def _changes(method: str, name: str, settings: Settings | None) -> dict[str, str]:
     """Return what differs from the preset, also where the label was shortened to fit a folder's name."""
-    with suppress(EfcilError):
-        settings = run.read_settings()
-        if label(settings) == name:
-            return changes_of(method, label(settings, whole=True))
+    if settings is not None and label(settings) == name:
+        return changes_of(method, label(settings, whole=True))
     return changes_of(method, name)
 
 
@@ -199,33 +199,28 @@ def _differences(
     return (f"seeds of different {what}: {', '.join(listed)}",)
 
 
-def _unlike(runs: Sequence[RunFolder]) -> tuple[str, ...]:
+def _unlike(members: Sequence[tuple[RunFolder, dict[str, Any]]]) -> tuple[str, ...]:
     """Return a note if runs differ in something their label does not show, such as a default that has changed."""
-    identities = []
-    for run in runs:
-        with suppress(EfcilError):
-            identities.append(run.read_identity() or {})
-    known = [identity for identity in identities if identity]
+    known = [identity for member in members if (identity := _settings(*member))]
     names = {name for other in known[1:] for name in differences(known[0], other)} - {"seed", "class_seed"}
     return (f"seeds with different settings: {', '.join(sorted(names))}",) if names else ()
 
 
-def _name_today(run: RunFolder) -> str | None:
-    """Return the label of the run as of now: a preset or a default may have changed since it was trained."""
+def _settings_today(run: RunFolder) -> Settings | None:
+    """Return the settings of the run as of now: a preset or a default may have changed since it was trained."""
     try:
-        return label(run.read_settings())
+        settings = run.read_settings()
+        label(settings)  # of a method that no longer exists, there is none
+        return settings
     except EfcilError:
         return None
 
 
-def _in_full(name: str, run: RunFolder) -> tuple[str, ...]:
+def _in_full(name: str, settings: Settings | None) -> tuple[str, ...]:
     """Return a note with the full text of a label that was shortened to fit a folder's name."""
-    with suppress(EfcilError):
-        settings = run.read_settings()
-        whole = label(settings, whole=True)
-        if whole != name and label(settings) == name:
-            return (f"in full: {whole}",)
-    return ()
+    if settings is None or label(settings) != name or label(settings, whole=True) == name:
+        return ()
+    return (f"in full: {label(settings, whole=True)}",)
 
 
 def _pretrained(summaries: Sequence[dict[str, Any]]) -> tuple[str, ...]:

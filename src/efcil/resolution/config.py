@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from efcil import safe_yaml
-from efcil.errors import SettingsError, unknown
+from efcil.errors import Mistakes, SettingsError, SeveralMistakes, unknown
 from efcil.resolution.identity import pin
 from efcil.settings.benchmark import CUSTOM, Settings
 from efcil.settings.options import options
@@ -39,7 +39,11 @@ def read_config(path: Path | str) -> dict[str, Any]:
     try:
         checked = check_values(values)
     except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
+        found = Mistakes()
+        for each in error.errors if isinstance(error, SeveralMistakes) else [error]:
+            found.add(SettingsError(f"{path}: {each}"))
+        found.refuse()
+        raise
     if resolved is None:
         return checked
     several = VARY_KEY in checked or any(isinstance(value, list) for value in checked.values())
@@ -61,28 +65,35 @@ def load_config(path: Path | str) -> list[Settings]:
 
 def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Check names and types of settings, some of which may be lists; one-element lists become plain values."""
-    known = options(Settings)
-    checked: dict[str, Any] = {}
+    found, checked = Mistakes(), {}
     for name, value in values.items():
-        if name == VARY_KEY:
-            checked[name] = _check_varied(value)
-            continue
-        if name not in known:
-            raise _misplaced(str(name)) or unknown("setting", str(name), (*known, VARY_KEY))
-        if name == "overrides":
-            value = flat_overrides(value)
-        if isinstance(value, list | tuple):
-            if name not in GRID_FIELDS:
-                several = ", ".join(sorted(GRID_FIELDS))
-                raise SettingsError(f"Setting {name!r} takes one value, but it is a list. Lists are for {several}.")
-            if not value:
-                raise SettingsError(f"Setting {name!r} is an empty list. Give at least one value, or leave it out.")
-            # Repeated values would train the same run twice into one folder.
-            distinct = list(dict.fromkeys(known[name].check(item) for item in value))
-            checked[name] = distinct if len(distinct) > 1 else distinct[0]
-        else:
-            checked[name] = known[name].check(value)
+        with found.caught():
+            checked[name] = _check_varied(value) if name == VARY_KEY else _check_value(name, value)
+    found.refuse()
     return checked
+
+
+def _check_value(name: str, value: Any) -> Any:
+    known = options(Settings)
+    if name not in known:
+        raise _misplaced(str(name)) or unknown("setting", str(name), (*known, VARY_KEY))
+    if name == "overrides":
+        value = flat_overrides(value)
+    if not isinstance(value, list | tuple):
+        return known[name].check(value)
+    if name not in GRID_FIELDS:
+        several = ", ".join(sorted(GRID_FIELDS))
+        raise SettingsError(f"Setting {name!r} takes one value, but it is a list. Lists are for {several}.")
+    if not value:
+        raise SettingsError(f"Setting {name!r} is an empty list. Give at least one value, or leave it out.")
+    found, right = Mistakes(), []
+    for item in value:
+        with found.caught():
+            right.append(known[name].check(item))
+    found.refuse()
+    # Repeated values would train the same run twice into one folder.
+    distinct = list(dict.fromkeys(right))
+    return distinct if len(distinct) > 1 else distinct[0]
 
 
 def _check_varied(values: Any) -> dict[str, list[Any]]:

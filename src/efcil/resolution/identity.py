@@ -69,7 +69,7 @@ def class_order_identity(class_order: str) -> str:
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the differences between two identities: dotted name -> (stored, wanted)."""
-    old, new = _flatten(_completed(stored)), _flatten(_completed(wanted))
+    old, new = flatten(_completed(stored)), flatten(_completed(wanted))
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
 
 
@@ -102,11 +102,12 @@ def recipe_as_implied(method: str, preset: str, values: Mapping[str, Any]) -> di
     return {"gradient_clip": recipe.gradient_clip, "normalisation": recipe.normalisation}
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values with dotted names."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{name}."))
+            flat.update(flatten(value, f"{prefix}{name}."))
         else:
             flat[prefix + name] = value
     return flat

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from efcil.errors import SettingsError
+from efcil.errors import Mistakes, SettingsError
 from efcil.resolution.resolve import resolve
 from efcil.settings.options import options, show
 from efcil.settings.recipe import Recipe
@@ -20,10 +20,12 @@ Given = TypeVar("Given", bound=TrainingSettings)
 
 def refuse_unused(runs: Sequence[TrainingSettings], names: Collection[str]) -> None:
     """Raise if one of the overrides called `names` has no effect in any of the runs."""
+    found = Mistakes()
     for name in sorted(names):
         reasons = [unused_overrides(run).get(name) for run in runs if name in run.overrides]
         if reasons and all(reasons):
-            raise SettingsError(f"Setting {name!r} has no effect: {reasons[0]}, or leave it out.")
+            found.add(SettingsError(f"Setting {name!r} has no effect: {reasons[0]}, or leave it out."))
+    found.refuse()
 
 
 def without_unused(settings: Given, names: Collection[str] | None = None) -> Given:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from efcil.errors import SettingsError, unknown
-from efcil.resolution.resolve import resolve, typed_overrides
+from efcil.errors import EfcilError, Mistakes, SettingsError, unknown
+from efcil.resolution.resolve import Resolved, resolve, typed_overrides
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
 from efcil.settings.training import TrainingSettings
 
@@ -17,19 +17,33 @@ Given = TypeVar("Given", bound=TrainingSettings)
 
 def validate(settings: Settings) -> Settings:
     """Check every name in the settings of a run; return them with the overrides converted to their types."""
+    from efcil import methods
     from efcil.data.scenario import SCENARIOS
     from efcil.data.sources import SourceOptions, sources
 
+    found = Mistakes()
+    with found.caught():
+        if settings.dataset not in sources():
+            raise unknown("dataset", settings.dataset, sources())
+        data = None if settings.data is None else Path(settings.data).expanduser()
+        options = SourceOptions(held_out=settings.held_out, image_size=settings.image_size)
+        sources()[settings.dataset].check(data, options)
+    with found.caught():
+        if settings.scenario not in SCENARIOS:
+            raise unknown("scenario", settings.scenario, SCENARIOS)
+    with found.caught():
+        if settings.class_order not in NAMED_CLASS_ORDERS and not Path(settings.class_order).expanduser().is_file():
+            problem = unknown("class order", settings.class_order, NAMED_CLASS_ORDERS)
+            raise SettingsError(f"{problem} It is not a file either.")
     if settings.dataset not in sources():
-        raise unknown("dataset", settings.dataset, sources())
-    if settings.scenario not in SCENARIOS:
-        raise unknown("scenario", settings.scenario, SCENARIOS)
-    data = None if settings.data is None else Path(settings.data).expanduser()
-    sources()[settings.dataset].check(data, SourceOptions(held_out=settings.held_out, image_size=settings.image_size))
-    if settings.class_order not in NAMED_CLASS_ORDERS and not Path(settings.class_order).expanduser().is_file():
-        problem = unknown("class order", settings.class_order, NAMED_CLASS_ORDERS)
-        raise SettingsError(f"{problem} It is not a file either.")
-    return validate_training(settings)
+        with found.caught():
+            methods.get(settings.method)
+        found.refuse()  # without a dataset there are no defaults to complete the rest with
+    checked = settings
+    with found.caught():
+        checked = validate_training(settings)
+    found.refuse()
+    return checked
 
 
 def validate_training(settings: Given) -> Given:
@@ -39,15 +53,38 @@ def validate_training(settings: Given) -> Given:
     from efcil.data.augment import AUGMENTATIONS
     from efcil.network import backbones
 
-    if settings.network is not None:
-        backbones.check_name(settings.network)
-    elif settings.weights not in (None, backbones.NONE):
-        raise SettingsError("Weights are those of a certain network: name it with --network, too.")
-    if settings.augmentation is not None and settings.augmentation not in AUGMENTATIONS:
-        raise unknown("augmentation", settings.augmentation, AUGMENTATIONS)
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", settings.device):
-        raise unknown("device", settings.device, ("auto", "cpu", "cuda", "cuda:0"))
-    resolved = resolve(settings)
-    keeps = methods.get(settings.method).traits(resolved.method).keeps
-    classifiers.check(settings.classifier, settings.method, keeps)
+    found = Mistakes()
+    with found.caught():
+        if settings.network is not None:
+            backbones.check_name(settings.network)
+        elif settings.weights not in (None, backbones.NONE):
+            raise SettingsError("Weights are those of a certain network: name it with --network, too.")
+    with found.caught():
+        if settings.augmentation is not None and settings.augmentation not in AUGMENTATIONS:
+            raise unknown("augmentation", settings.augmentation, AUGMENTATIONS)
+    with found.caught():
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", settings.device):
+            raise unknown("device", settings.device, ("auto", "cpu", "cuda", "cuda:0"))
+    if found:
+        settings = replace(settings, network=None, weights=None, augmentation=None)  # what is wrong is known
+    with found.caught():
+        resolved = _resolved(settings)
+        keeps = methods.get(settings.method).traits(resolved.method).keeps
+        classifiers.check(settings.classifier, settings.method, keeps)
+    found.refuse()
     return replace(settings, overrides=typed_overrides(settings, resolved))
+
+
+def _resolved(settings: TrainingSettings) -> Resolved:
+    """Return what the settings come to; where overrides are wrong, the error names each of them."""
+    try:
+        return resolve(settings)
+    except EfcilError as error:
+        found = Mistakes()
+        for name, value in settings.overrides.items():
+            with found.caught():
+                resolve(replace(settings, overrides={name: value}))
+        if str(error) not in map(str, found.errors):
+            found.add(error)
+        found.refuse()
+        raise

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 #: Below predictions in the queue for the processor.
 NICENESS = 5
 REPORT_SECONDS = 0.1
+BEAT_SECONDS = 2.0
 
 
 def send(stream: IO[bytes], order: dict[str, Any], pictures: list[np.ndarray]) -> None:
@@ -128,14 +129,23 @@ def _progress(report: Callable[..., None]) -> Any:
 
         _last = 0.0
 
+        def beat(self) -> None:
+            """Report the time left while no epoch ends."""
+            left, now = self.seconds_left(), time.monotonic()
+            if left is not None and now - self._last > BEAT_SECONDS:
+                self._last = now
+                report(seconds_left=round(left, 1))
+
         def say(self, text: str) -> None:
             """Report some lines."""
             report(say=text)
 
-        def begin_task(self, task: int, epochs: int, done: int = 0, later_epochs: int = 0) -> None:
-            """Report how much there is to do."""
-            self._later_epochs, self._seconds = later_epochs, []
-            report(state="learning", epoch=done, epochs=epochs)
+        def begin_task(
+            self, task: int, epochs: int, done: int = 0, later_epochs: float = 0.0, later_tasks: int = 0
+        ) -> None:
+            """Report how much there is to do; a task that trains nothing has no epochs to count."""
+            super().begin_task(task, epochs, done, later_epochs, later_tasks)
+            report(state="learning", epoch=done, epochs=epochs or None)
 
         def epoch(self, finished: EpochReport) -> None:
             """Report a finished epoch."""
