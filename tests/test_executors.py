@@ -384,6 +384,7 @@ def test_a_job_that_is_requeued_ends_its_command_first(tmp_path: Path, monkeypat
     assert run._process is not None
     assert run._process.wait(10) == -15
     assert not Path(f"{run.stem}.json").exists()
+    assert len(Path(f"{run.stem}.requeued").read_text().splitlines()) == 1
 
 
 # -- handles of clusters ----------------------------------------------------------------------------------------------
@@ -456,19 +457,27 @@ def test_what_a_job_left_is_read_from_its_file(tmp_path: Path, monkeypatch: pyte
         lost.result()
 
 
-def test_a_cancelled_job_is_stopped_or_withdrawn(tmp_path: Path) -> None:
+def test_a_cancelled_job_is_stopped_or_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = Backend(tmp_path)
     handle.cancel()
     assert Path(f"{handle.run.stem}.control").read_text() == remote.STOP
-    assert handle.withdrawn == 1
+    assert (handle.withdrawn, handle.state()) == (1, State.FAILED)
     running = Backend(tmp_path)
-    Path(f"{running.run.stem}.started").write_text("node\n")
+    started, requeued = (Path(f"{running.run.stem}.{kind}") for kind in ("started", "requeued"))
+    started.write_text("node\n")
     running.cancel()
-    assert running.withdrawn == 0
+    assert (running.withdrawn, running.state()) == (0, State.RUNNING)
     assert running.end(code=130, stopped=True) is State.FAILED
-    stuck = Backend(tmp_path)
-    cluster.stop_all([running, stuck], seconds=0.05)
-    assert (running.withdrawn, stuck.withdrawn) == (0, 1)
+    requeued.write_text("node\n")
+    again = Backend(tmp_path)
+    assert again.state() is State.WAITING
+    cluster.stop_all([running, again])
+    assert (running.withdrawn, again.withdrawn) == (0, 1)
+    started.write_text("node\nnode\n")
+    slow = Backend(tmp_path)
+    monkeypatch.setattr(cluster, "SAVE_SECONDS", 0.05)
+    cluster.stop_all([slow])
+    assert slow.withdrawn == 1
 
 
 class Here(ClusterHandle):

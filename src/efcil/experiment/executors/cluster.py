@@ -94,7 +94,7 @@ class ClusterHandle(abc.ABC):
         self.job = job
         self.run = run
         self._left = retries
-        self._cancelled = False
+        self._cancelled: float | None = None
         self._ended: float | None = None
         self._error: EfcilError | None = None
         self._state = State.WAITING
@@ -125,10 +125,7 @@ class ClusterHandle(abc.ABC):
 
     def places(self) -> Sequence[str]:
         """Return the machines on which the run has started so far."""
-        try:
-            return Path(f"{self.run.stem}.started").read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return []
+        return self._notes("started")
 
     def result(self) -> Path:
         """Wait for the end, and return the folder of the results."""
@@ -139,14 +136,15 @@ class ClusterHandle(abc.ABC):
         return self.job.folder
 
     def cancel(self) -> None:
-        """Ask the run to save its state and to end; a job that has not started is taken from the queue."""
-        if self._state.over:
+        """Ask the run to save its state and to end; a job that waits is taken from the queue."""
+        if self._state.over or self._cancelled is not None:
             return
-        self._cancelled = True
+        self._cancelled = time.monotonic()
         # Written in place: machines that have the file open elsewhere must see the change, not a new file.
         Path(f"{self.run.stem}.control").write_text(STOP, encoding="utf-8")
-        if not self.places():
-            self.withdraw()
+        if not self._trains():
+            self.withdraw()  # if it starts all the same, the control file stops it
+            self._state = self._failed(TrainingError("The run was stopped while it waited for its turn."))
 
     def log(self) -> str:
         """Return what the last attempt has written to its error output."""
@@ -159,13 +157,16 @@ class ClusterHandle(abc.ABC):
 
     def _look(self) -> State:
         returned = self.returned()
+        if returned is None and self._cancelled is not None and time.monotonic() - self._cancelled > SAVE_SECONDS:
+            self.withdraw()
+            return self._failed(TrainingError("The run was stopped, and took too long to save its state."))
         if returned is None:
-            return State.RUNNING if self.places() else State.WAITING
+            return State.RUNNING if self._trains() else State.WAITING
         outcome = self._outcome(returned)
         if outcome is None:
             if self._ended is None:
                 self._ended = time.monotonic()
-            if not self._cancelled and time.monotonic() - self._ended < GRACE_SECONDS:
+            if self._cancelled is None and time.monotonic() - self._ended < GRACE_SECONDS:
                 return State.RUNNING
             return self._failed(TrainingError(self.lost()))
         if "problem" in outcome:
@@ -173,13 +174,24 @@ class ClusterHandle(abc.ABC):
         code = int(outcome["code"])
         if code == 0:
             return State.DONE
-        if code in _LOST and not self._cancelled and self._left > 0:
+        if code in _LOST and self._cancelled is None and self._left > 0:
             self._left -= 1
             self._ended = None
+            with open(f"{self.run.stem}.requeued", "a", encoding="utf-8") as notes:
+                notes.write("\n")
             Path(f"{self.run.stem}.json").unlink(missing_ok=True)
             self.submit()
             return State.WAITING
         return self._failed(failure(code, self.log(), self.job.folder))
+
+    def _notes(self, kind: str) -> list[str]:
+        try:
+            return Path(f"{self.run.stem}.{kind}").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return []
+
+    def _trains(self) -> bool:
+        return len(self._notes("started")) > len(self._notes("requeued"))
 
     def _outcome(self, returned: str) -> Mapping[str, Any] | None:
         text = returned
@@ -196,15 +208,10 @@ class ClusterHandle(abc.ABC):
         return State.FAILED
 
 
-def stop_all(handles: Sequence[ClusterHandle], seconds: float = SAVE_SECONDS) -> None:
-    """Ask all jobs to save and end, wait for them, and withdraw those that take too long."""
-    left = [handle for handle in handles if not handle.state().over]
-    for handle in left:
+def stop_all(handles: Sequence[ClusterHandle]) -> None:
+    """Ask all jobs to save and end, and wait for them."""
+    for handle in handles:
         handle.cancel()
-    until = time.monotonic() + seconds
-    while left and time.monotonic() < until:
-        left = [handle for handle in left if not handle.state().over]
-        if left:
-            time.sleep(POLL_SECONDS)
-    for handle in left:
-        handle.withdraw()
+    for handle in handles:
+        with suppress(EfcilError):
+            handle.result()

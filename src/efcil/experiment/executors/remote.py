@@ -32,7 +32,8 @@ class RemoteRun:
     """The command of one run, and the files by which the machine that submitted it follows it.
 
     `stem` is the path of these files without their ending: `.control` has the token as long as the run may train,
-    `.started` a line for each attempt, `.err` the error output of the last one, and `.json` what became of it.
+    `.started` a line for each attempt and `.requeued` one for each that waits for its turn again, `.err` the error
+    output of the last attempt, and `.json` what became of it.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class RemoteRun:
         from submitit.helpers import DelayedSubmission  # the job runs under submitit, so it is installed
 
         self._end()
+        with open(f"{self.stem}.requeued", "a", encoding="utf-8") as notes:
+            notes.write(f"{platform.node()}\n")
         return DelayedSubmission(self)
 
     # -- before it starts --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ submitit's local executor, which needs no Slurm, serves tests.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,6 +48,7 @@ class SubmititExecutor:
                 "The engine slurm needs the package submitit. Install it: pip install 'efcil[slurm]'."
             ) from None
         cloudpickle.register_pickle_by_value(remote)
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns at every look if Slurm keeps no accounts
         self._orders = orders
         self._local = local
         self._options = {name: read_option(value) for name, value in options.items() if name not in OWN}
