@@ -177,7 +177,7 @@ def _connected(address: str | None, say: Callable[[str], None]) -> Any:
             "`ray status` works there."
         ) from None
     _silence()
-    found = context.address_info.get("gcs_address") or context.address_info.get("address") or address
+    found = getattr(context, "address_info", {}).get("gcs_address") or address  # clients (ray://) know only that
     say(f"Ray cluster at {found}: {len([node for node in ray.nodes() if node['Alive']])} machines.")
     return ray
 
