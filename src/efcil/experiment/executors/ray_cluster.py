@@ -178,7 +178,8 @@ def _connected(address: str | None, say: Callable[[str], None]) -> Any:
         ) from None
     _silence()
     found = getattr(context, "address_info", {}).get("gcs_address") or address  # clients (ray://) know only that
-    say(f"Ray cluster at {found}: {len([node for node in ray.nodes() if node['Alive']])} machines.")
+    machines = sum(bool(node["Alive"]) for node in ray.nodes())
+    say(f"Ray cluster at {found}: {machines} {'machine' if machines == 1 else 'machines'}.")
     return ray
 
 
