@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from efcil import ranks
+from efcil.commands.engines import add_flags, chosen, commands
 from efcil.commands.parser import (
+    Parser,
     add_checkpoint_steps,
     add_debug,
     add_log,
@@ -74,6 +76,7 @@ def add_parser(subparsers: Any) -> None:
         type=positive("--jobs-per-gpu"),
         help="train this many runs at a time on every GPU (default: one run after the other, on one GPU)",
     )
+    add_flags(work)
     add_checkpoint_steps(work)
     add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the final table")
@@ -85,11 +88,15 @@ def execute(arguments: argparse.Namespace) -> int:
     """Check every run of the grid, train them, and print the table."""
     settings = plan(arguments)
     log = trackers(arguments)
+    if arguments.print_commands:
+        print(*commands(settings, arguments, log, planned), sep="\n")
+        return 0
+    engine = chosen(arguments)
     with ranks.joined():
-        return _train(arguments, settings, log)
+        return _train(arguments, settings, log, engine)
 
 
-def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequence[str]) -> int:
+def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequence[str], engine: Engine | None) -> int:
     # Imported last: training needs torch, and without it mistakes are reported faster.
     from efcil.experiment import run_grid
     from efcil.report import render, table
@@ -110,6 +117,7 @@ def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequenc
             checkpoint_steps=arguments.checkpoint_steps,
             debug=getattr(arguments, "debug", False),
             log=log,
+            engine=engine,
         )
     except GridError as error:  # the table still shows the runs that finished
         failure, paths = error, error.paths
@@ -128,6 +136,13 @@ def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequenc
         )
         return 1
     return 0
+
+
+def planned(words: list[str]) -> list[Settings]:
+    """Return the runs that the words after `efcil run` ask for."""
+    parser = Parser(prog="efcil run")
+    add_parser(parser.add_subparsers(parser_class=Parser))
+    return plan(parser.parse_args(["run", *words]))
 
 
 def plan(arguments: argparse.Namespace) -> list[Settings]:
