@@ -30,6 +30,7 @@ from efcil.resolution.identity import class_order_identity
 from efcil.resolution.unused import refuse_unused, without_unused
 from efcil.settings import Recipe, Settings, options
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS
+from efcil.settings.engine import Engine
 from efcil.settings.recipe import STAGES
 
 DEFAULT_METHODS = ["efc", "finetune"]
