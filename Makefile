@@ -9,8 +9,10 @@ FILES   = pyproject.toml constraints.txt
 LOWEST ?= .venv-lowest
 TORCH  ?= $(shell grep '^torch==' constraints.txt)
 LEAVE_OUT = torch triton
+# Ray and submitit have an environment of their own: the other tests do without them.
+CLUSTERS ?= .venv-clusters
 
-.PHONY: run test test-browser test-lowest crash-test lint docs clean
+.PHONY: run test test-browser test-clusters test-lowest crash-test lint docs clean
 
 # More threads than one gain little here, and suffer on a busy machine: docs/speed.md.
 run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digits, about a minute on a CPU
@@ -21,6 +23,9 @@ test: $(VENV)/.test lint             ## linter, type checker, tests
 
 test-browser: $(VENV)/.test          ## the pages of `efcil serve` and `efcil report` in headless Chromium; needs chromium and chromedriver
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/serve/test_browser.py tests/report/test_report_browser.py
+
+test-clusters: $(CLUSTERS)/.test     ## grids on a local Ray cluster and through submitit, some ten minutes
+	EFCIL_TEST_CLUSTERS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(CLUSTERS)/bin/python -m pytest -rs tests/clusters
 
 crash-test: $(VENV)/.test            ## kills and fails `run` and `learn` at every I/O call, some ten minutes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py
@@ -42,7 +47,7 @@ docs: $(VENV)/.docs                  ## docs/settings.md from the code, then the
 	$(BIN)/mkdocs build --quiet --strict
 
 clean:
-	rm -rf $(VENV) $(LOWEST) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(CLUSTERS) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +59,11 @@ $(VENV)/.run: $(VENV)/bin/python $(FILES)
 $(VENV)/.test: $(VENV)/bin/python $(FILES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,hub,onnx,pretrained,serve,heic,completion,figures,tensorboard,wandb,mlflow]'
 	touch $@ $(VENV)/.run
+
+$(CLUSTERS)/.test: $(FILES)
+	$(PYTHON) -m venv $(CLUSTERS)
+	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,slurm]'
+	touch $@
 
 $(VENV)/.docs: $(VENV)/bin/python $(FILES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -73,6 +73,7 @@ class TestRun:
             "checkpoint_steps": None,
             "debug": False,
             "log": (),
+            "engine": None,
         }
         output = capsys.readouterr().out
         assert output.startswith("digits cs5\n")
@@ -97,6 +98,7 @@ class TestRun:
             "checkpoint_steps": 9,
             "debug": False,
             "log": (),
+            "engine": None,
         }
 
     def test_every_flag_reaches_the_settings(self, trained: Recorder) -> None:

@@ -144,7 +144,7 @@ def test_a_grid_says_by_the_clock_how_far_its_runs_are(tmp_path):
     scheduler.clock = lambda: now
     scheduler._line = now - workers.EVERY_SECONDS + workers.FIRST_SECONDS
     scheduler.waiting.remove(jobs[0])
-    scheduler.running.append(workers._Worker(jobs[0], None, tmp_path, 0.0, 0))
+    scheduler.running.append(workers._Worker(jobs[0], None, 0.0, 0, seen=1))
     scheduler.say_if_due()
     now += 8.0
     scheduler.say_if_due()

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from efcil import ranks
 from efcil.commands.build import build_parser
 from efcil.commands.parser import refuse_wrong
 from efcil.errors import EfcilError, GridError, SettingsError, TrainingError, closest
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt as interruption:
         # The message of a command that can be resumed says how.
-        return _fail(str(interruption) or "Interrupted.", INTERRUPTED)
+        return INTERRUPTED if ranks.launched().rank else _fail(str(interruption) or "Interrupted.", INTERRUPTED)
     except BrokenPipeError:
         # The reader of the pipe (`| head`) has closed it; nothing more can be printed, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -47,8 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in given:
             traceback.print_exc()
+        if isinstance(error, ranks.Lost | ranks.Followed) and ranks.launched().rank > 0:
+            return FAILED  # the first process says what has happened, or the one that has ended
         if isinstance(error, TrainingError) and not (isinstance(error, GridError) and error.mistake):
             return _fail(str(error), FAILED)
+        if isinstance(error, SettingsError) and ranks.launched().rank > 0:
+            return MISTAKE  # the first process makes the same one
         if isinstance(error, EfcilError):
             return _fail(str(error), MISTAKE)
         if isinstance(error, PermissionError) and error.filename is not None:
@@ -96,6 +101,8 @@ def _dispatch(given: list[str]) -> int:
     if arguments.command is None:
         parser.print_help()
         return 0
+    if arguments.command != "run" and ranks.launched().size > 1:
+        raise SettingsError(f"`efcil {arguments.command}` works in one process. Start it without torchrun.")
     if not getattr(arguments, "names_all_mistakes", False):
         refuse_wrong(arguments)
     _prepare_output(getattr(arguments, "format", ""))
@@ -118,5 +125,6 @@ def _prepare_output(form: str) -> None:
 
 def _fail(message: str, code: int) -> int:
     sys.stdout.flush()
-    print("efcil: " + lines(message), file=sys.stderr)
+    rank = ranks.launched().rank
+    print(f"efcil{f' (rank {rank})' if rank else ''}: " + lines(message), file=sys.stderr)
     return code

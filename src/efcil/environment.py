@@ -18,6 +18,8 @@ import efcil
 COMMIT_VARIABLE = "EFCIL_COMMIT"
 #: Holds the command that the user typed, for the processes that it started.
 COMMAND_VARIABLE = "EFCIL_COMMAND"
+#: Starts one run in several processes.
+LAUNCHER = "torchrun"
 
 
 def environment() -> dict[str, Any]:
@@ -75,7 +77,16 @@ def command() -> str:
     path = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python")
     # `python -m efcil` runs efcil/__main__.py, and `python -m pytest` another one.
     program = path.parent.name if path.name == "__main__.py" else path.name
-    return shlex.join([program, *sys.argv[1:]])
+    return shlex.join([*_launcher(program), program, *sys.argv[1:]])
+
+
+def _launcher(program: str) -> list[str]:
+    """Return how the processes of this run were started, if there are several."""
+    size, local = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if "TORCHELASTIC_RUN_ID" not in os.environ or size == "1" or not (size.isdecimal() and local.isdecimal()):
+        return []
+    machines = [] if size == local else ["--nnodes", str(int(size) // int(local))]
+    return [LAUNCHER, *machines, "--nproc-per-node", local, *(["-m"] if program == "efcil" else [])]
 
 
 def source_commit(file: Path) -> tuple[str | None, bool | None]:

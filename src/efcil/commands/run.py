@@ -10,7 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from efcil import ranks
+from efcil.commands.engines import add_flags, chosen, commands
 from efcil.commands.parser import (
+    Parser,
     add_checkpoint_steps,
     add_debug,
     add_jobs_per_gpu,
@@ -27,6 +30,7 @@ from efcil.resolution.identity import class_order_identity
 from efcil.resolution.unused import refuse_unused, without_unused
 from efcil.settings import Recipe, Settings, options
 from efcil.settings.benchmark import NAMED_CLASS_ORDERS
+from efcil.settings.engine import Engine
 from efcil.settings.recipe import STAGES
 
 DEFAULT_METHODS = ["efc", "finetune"]
@@ -68,6 +72,7 @@ def add_parser(subparsers: Any) -> None:
     work.add_argument("--output", metavar="DIR", type=Path, default=Path("runs"), help="where runs go (default: runs)")
     work.add_argument("--dry-run", action="store_true", help="print every run and its expected time, and train nothing")
     add_jobs_per_gpu(work)
+    add_flags(work)
     add_checkpoint_steps(work)
     add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the final table")
@@ -79,6 +84,15 @@ def execute(arguments: argparse.Namespace) -> int:
     """Check every run of the grid, train them, and print the table."""
     settings = plan(arguments)
     log = trackers(arguments)
+    if arguments.print_commands:
+        print(*commands(settings, arguments, log, planned), sep="\n")
+        return 0
+    engine = chosen(arguments)
+    with ranks.joined():
+        return _train(arguments, settings, log, engine)
+
+
+def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequence[str], engine: Engine | None) -> int:
     # Imported last: training needs torch, and without it mistakes are reported faster.
     from efcil.experiment import run_grid
     from efcil.report import render, table
@@ -99,9 +113,12 @@ def execute(arguments: argparse.Namespace) -> int:
             checkpoint_steps=arguments.checkpoint_steps,
             debug=getattr(arguments, "debug", False),
             log=log,
+            engine=engine,
         )
     except GridError as error:  # the table still shows the runs that finished
         failure, paths = error, error.paths
+    if not ranks.first():  # that one reads the results, and says what failed
+        return 0
     runs = [RunFolder(path) for path in paths]
     if failure is None or any(run.summary_file.exists() for run in runs):
         print(render(table(runs), "text", width=shutil.get_terminal_size((80, 24)).columns), end="")
@@ -115,6 +132,13 @@ def execute(arguments: argparse.Namespace) -> int:
         )
         return 1
     return 0
+
+
+def planned(words: list[str]) -> list[Settings]:
+    """Return the runs that the words after `efcil run` ask for."""
+    parser = Parser(prog="efcil run")
+    add_parser(parser.add_subparsers(parser_class=Parser))
+    return plan(parser.parse_args(["run", *words]))
 
 
 def plan(arguments: argparse.Namespace) -> list[Settings]:

@@ -28,6 +28,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
+from efcil import ranks
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.trainer import Position, Trainer
 from efcil.errors import TrainingError
@@ -41,6 +42,8 @@ LARGEST_DESCRIPTION = 1 << 28
 #: Checkpoints of this name are in a folder that the user names, which may be a link. All other folders are our own.
 NAMED_BY_USERS = "model"
 LEARNER, OPTIMISER = "learner.", "optimiser."
+#: Steps after which the processes of a run ask each other whether one of them wants to save or to stop.
+STEPS_BETWEEN_QUESTIONS = 8
 
 
 class CheckpointError(TrainingError):
@@ -222,6 +225,17 @@ def read_and_tidy(folder: Path, stem: str = "state") -> Checkpoint:
     return found
 
 
+def from_first(found: Checkpoint | None) -> Checkpoint | None:
+    """Return what the first process of a run has found; only that one reads files."""
+    if not ranks.several():
+        return found
+    facts = ranks.from_first(None if found is None else found.facts)
+    if facts is None:
+        return None
+    content = ranks.bytes_from_first(b"" if found is None else serialise_tensors(taken(found.tensors)))
+    return Checkpoint(parse_tensors(content), facts)
+
+
 def tidy(folder: Path, stem: str = "state") -> None:
     """Remove what a killed process left next to a checkpoint that no other process is writing."""
     _tidy(folder, stem, describe(folder, stem).file.name)
@@ -294,13 +308,18 @@ class TaskKeeper:
         """Count a step; return whether enough steps or time have passed, or a stop was requested."""
         self._taken += 1
         enough = self.steps is not None and self._taken >= self.steps
+        if ranks.several():
+            # All decide alike: what is counted they know, and the rest they ask each other, not after every step.
+            asked = not enough and self._taken % STEPS_BETWEEN_QUESTIONS == 0
+            return enough or (asked and ranks.anyone(self.stop.requested or time.monotonic() >= self._next))
         return enough or self.stop.requested or time.monotonic() >= self._next
 
     def save(self, trainer: Trainer, position: Position) -> None:
-        """Write the checkpoint, and raise if a stop was requested."""
-        write(self.folder, training_tensors(trainer), self.facts(position))
+        """Write the checkpoint (the first process does), and raise if a stop was requested."""
+        if ranks.first():
+            write(self.folder, training_tensors(trainer), self.facts(position))
         self._start_over()
-        if self.stop.requested:
+        if self.stop.agreed():
             raise self.stopped(position)
 
     def _start_over(self) -> None:

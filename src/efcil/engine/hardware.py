@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from efcil import ranks
 from efcil.engine.trainer import Execution
 from efcil.errors import SettingsError, TrainingError
 from efcil.settings import TrainingSettings
@@ -33,12 +34,13 @@ def choose_execution(settings: TrainingSettings) -> Execution:
     if fused and half and not on_cuda:
         raise SettingsError("The fused path computes in bf16 on GPUs only. Use --precision fp32, or --path plain.")
     # fp32 and tf32 on the plain path are the reference for everything faster, so they stay eager.
-    captured = on_cuda and (half or fused)
+    # Nor is a step captured whose gradients are averaged over processes: that was never tried on several GPUs.
+    captured = on_cuda and (half or fused) and not ranks.several()
     return Execution(device, half=half, fused=fused, captured=captured, tf32=on_cuda and settings.precision == "tf32")
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device called `name`; `auto` is a GPU if there is one."""
+    """Return the device called `name`; `auto` is a GPU if there is one. Processes of one run have one GPU each."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not name.startswith("cuda"):
@@ -47,10 +49,27 @@ def choose_device(name: str) -> torch.device:
     if count == 0:
         raise SettingsError(f"Device {name} was requested, but PyTorch finds no GPU here. Use --device cpu, or auto.")
     device = torch.device(name)
+    if ranks.several():
+        return _own_gpu(device, count)
     index = 0 if device.index is None else device.index
     if index >= count:
         raise SettingsError(f"Device {name} was requested, but there are {count} GPUs here, numbered from 0.")
     return torch.device("cuda", index)
+
+
+def _own_gpu(device: torch.device, count: int) -> torch.device:
+    """Return the GPU of this process, of `count` on this machine."""
+    here = ranks.place()
+    if device.index is not None:
+        raise SettingsError(f"Every process of a run has its own GPU, so it cannot be {device}. Use --device cuda.")
+    if ranks.through_host():
+        return torch.device("cuda", here.local_rank % count)
+    if here.local_size > count:
+        raise SettingsError(
+            f"torchrun has started {here.local_size} processes on this machine, which has {count} GPUs. Use "
+            f"--nproc-per-node {count}, or --device cpu."
+        )
+    return torch.device("cuda", here.local_rank)
 
 
 def visible_gpus() -> list[str]:
@@ -85,6 +104,11 @@ def describe(execution: Execution, deterministic: bool) -> dict[str, Any]:
 def threads(execution: Execution) -> dict[str, int]:
     """Return the number of threads if it affects how sums are rounded: on a CPU."""
     return {"threads": torch.get_num_threads()} if execution.device.type == "cpu" else {}
+
+
+def sharing() -> dict[str, int]:
+    """Return how many processes share a run, if there are several; they round sums differently than one does."""
+    return {"ranks": ranks.count()} if ranks.several() else {}
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from efcil import ranks
+
 
 class Interrupted(KeyboardInterrupt):
     """The run was asked to stop, and has saved its state. The message says how to resume."""
@@ -44,9 +46,23 @@ class StopRequest:
         self._before.clear()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if ranks.several():
+            # torchrun may send more than one, and ends processes that take too long by itself.
+            self._say("" if self.requested or not ranks.first() else f"\n{self.first}.\n")
+            self.requested = True
+            return
         if self.requested:
             raise KeyboardInterrupt(self.second)
         self.requested = True
-        # The end of a task can take long on a CPU. (Not `print`: the signal may have interrupted one.)
+        # The end of a task can take long on a CPU.
+        self._say(f"\n{self.first}; a second request stops immediately.\n")
+
+    @staticmethod
+    def _say(text: str) -> None:
+        # Not `print`: the signal may have interrupted one.
         with suppress(OSError, ValueError, AttributeError):
-            os.write(sys.stderr.fileno(), f"\n{self.first}; a second request stops immediately.\n".encode())
+            os.write(sys.stderr.fileno(), text.encode())
+
+    def agreed(self) -> bool:
+        """Return whether any process of the run was asked to stop; all of them must call this together."""
+        return ranks.anyone(self.requested)

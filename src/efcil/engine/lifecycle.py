@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from efcil import methods
+from efcil import methods, ranks
 from efcil.activity import doing
 from efcil.data.store import TaskImages
 from efcil.engine import checkpoint
-from efcil.engine.checkpoint import CheckpointError, Damaged, Forbidden, TaskKeeper
+from efcil.engine.checkpoint import Checkpoint, CheckpointError, Damaged, Forbidden, TaskKeeper
 from efcil.engine.first_task import FirstTask
 from efcil.engine.hardware import Clock
 from efcil.engine.interrupt import Interrupted, StopRequest
@@ -106,22 +106,38 @@ class Journal:
 
     def resume(self, trainer: Trainer) -> Position | None:
         """Restore the trainer from a checkpoint of this task and return its position; None if there is none."""
-        if not self.resumable or not checkpoint.exists(self.folder):
+        if not self.resumable:
+            return None
+        saved = checkpoint.from_first(self._found() if ranks.first() else None)
+        if saved is None:
             return None
         try:
-            saved = checkpoint.read_and_tidy(self.folder)
-            if not self.accepts(saved.facts):
-                return None
             position = Position(**saved.facts["position"])
             checkpoint.restore_training(trainer, saved.tensors)
             self.resumed(saved.facts)
         except Forbidden:
             raise
         except (CheckpointError, KeyError, TypeError) as error:
-            self.say(f"The checkpoint in {self.folder} cannot be resumed ({reason(error)}); the task starts over.")
+            self._start_over(error)
             return None
         self.say(f"resuming task {self.task} in epoch {position.epoch + 1}, after step {position.step}")
         return position
+
+    def _found(self) -> Checkpoint | None:
+        """Return the checkpoint of this task, None if there is none."""
+        if not checkpoint.exists(self.folder):
+            return None
+        try:
+            saved = checkpoint.read_and_tidy(self.folder)
+            return saved if self.accepts(saved.facts) else None
+        except Forbidden:
+            raise
+        except (CheckpointError, KeyError, TypeError) as error:
+            self._start_over(error)
+            return None
+
+    def _start_over(self, error: Exception) -> None:
+        self.say(f"The checkpoint in {self.folder} cannot be resumed ({reason(error)}); the task starts over.")
 
 
 def reason(error: Exception) -> str:
@@ -163,6 +179,8 @@ def end(method: Method, task: Task, data: TaskImages) -> None:
     method.eval()
     with doing("statistics"), torch.no_grad():
         method.end_task(task, data)
+    if ranks.settle(method.state_dict(), f"the state after task {task.index + 1}"):
+        method.load_tensors(dict(method.state_dict()))  # what is derived from it is made again
 
 
 # -- the whole -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from efcil import ranks
 from efcil.errors import TrainingError
 from efcil.methods.base import ParameterGroup
 from efcil.network.fast.fused import FusedBackbone, channels_last_view
@@ -102,6 +103,7 @@ class TorchOptimiser(Optimiser):
 
     def step(self) -> None:
         """Update the parameters."""
+        ranks.average([p.grad for p in self._parameters() if p.grad is not None])
         if self.limit is not None:
             nn.utils.clip_grad_norm_(self._parameters(), self.limit)
         self.inner.step()
@@ -158,7 +160,8 @@ class FlatOptimiser(Optimiser):
 
     A loss may also read parameters of the backbone itself (a penalty on weights, a call of the module). Autograd's
     graph shows that before the backward pass; autograd's gradients are then added to the others at its end, and no
-    parameter is updated before. The same holds with gradient clipping (`limit`).
+    parameter is updated before. The same holds with gradient clipping (`limit`), and in a run of several processes,
+    whose gradients are averaged first.
     """
 
     def __init__(
@@ -275,7 +278,7 @@ class FlatOptimiser(Optimiser):
         """Compute the gradients; convolutions are updated meanwhile if nothing else in the loss reads the backbone."""
         self._direct = _has_gradient(self._inside) or _reaches(loss, self._inside)
         trained = any(segment.working is not None for segment in self.segments)
-        early = trained and not self._direct and self.limit is None
+        early = trained and not self._direct and self.limit is None and not ranks.several()
         self.fused.update = self._update_convolution if early else None
         try:
             loss.backward()
@@ -310,6 +313,7 @@ class FlatOptimiser(Optimiser):
                 torch.cat([_gradient(p).reshape(-1) for p in segment.parameters], out=segment.gradient)
             elif self._direct:
                 segment.total = self._add_direct(segment)
+        ranks.average([s.gradient if s.total is None else s.total for _, s in moving])
         if self.limit is not None:
             self._shorten([segment for _, segment in moving], self.limit)
         for number, segment in moving:

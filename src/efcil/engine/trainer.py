@@ -19,6 +19,7 @@ from efcil.engine.feed import Feed
 from efcil.engine.optimiser import FlatOptimiser, Optimiser, TorchOptimiser, rate_factor
 from efcil.errors import TrainingError
 from efcil.methods.base import Method, Task
+from efcil.network import split
 from efcil.settings import Recipe
 
 __all__ = ["EpochReport", "Execution", "Keeper", "Position", "Trainer"]
@@ -161,7 +162,8 @@ class Trainer:
     def _compute(self, place: int | Tensor, length: int) -> None:
         """Forward, backward, update, for the batch at `place` of the block."""
         self.optimiser.begin_step(None if isinstance(place, int) else place)
-        terms = self.learner.loss(self.feed.batch(place, length))
+        with split.averaged():
+            terms = self.learner.loss(self.feed.batch(place, length))
         self.names = list(terms)
         values = torch.stack(list(terms.values()))
         self.optimiser.backward(values.sum())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from efcil import ranks
 from efcil.activity import doing
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
@@ -19,15 +21,17 @@ from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Waiting
 from efcil.errors import EfcilError, GridError, SettingsError, TrainingError, some
 from efcil.experiment import shared_tasks
+from efcil.experiment.executors.local import InProcess
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
 from efcil.experiment.summary import skip_message, source_digest
-from efcil.experiment.workers import Job, run_jobs
+from efcil.experiment.workers import Job, run_jobs, run_on_engine
 from efcil.output import lines
 from efcil.presets import load_preset
 from efcil.resolution import source_options
 from efcil.runfolder import locate
 from efcil.settings import Settings
+from efcil.settings.engine import LOCAL, Engine
 from efcil.watching import planned
 
 
@@ -78,19 +82,23 @@ def run_grid(
     checkpoint_steps: int | None = None,
     debug: bool = False,
     log: Sequence[str] = (),
+    engine: Engine | None = None,
 ) -> list[Path]:
     """Train every run and return their folders, in order.
 
     With `jobs_per_gpu`, that many train at a time on every visible GPU (or on the one that the settings name), each in
     its own process. Without it, they train one after the other. Finished runs are skipped and unfinished ones resumed.
     If a run fails, the others still run, and its error is raised at the end (a `GridError` if the grid has several
-    runs; `debug` prints their tracebacks when they fail). An interruption stops everything. `log` names trackers
-    (tensorboard, wandb, mlflow) that every run is logged to.
+    runs; `debug` prints their tracebacks when they fail). An interruption stops everything. In several processes
+    (`ranks`), the first failure does too. `log` names trackers (tensorboard, wandb, mlflow) of every run. `engine`
+    names a cluster that trains the runs; their folders are the same.
     """
     output = Path(output)
+    if ranks.several() and (jobs_per_gpu is not None or (engine is not None and engine.name != LOCAL)):
+        raise SettingsError("torchrun shares one run at a time. Leave out --jobs-per-gpu and --engine, or torchrun.")
 
     def say(text: str) -> None:
-        if not quiet:
+        if not quiet and ranks.first():
             with suppress(BrokenPipeError):  # the reader of the output has closed it; training continues
                 print(lines(text), flush=True)
 
@@ -99,8 +107,10 @@ def run_grid(
     # Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
     failures: dict[int, Failure] = {}
     paths = [locate(output, each).path for each in settings]
-    with Waiting(say), planned(output, paths):
-        if jobs_per_gpu is not None and _all_on_gpu(settings, say):
+    with Waiting(say), planned(output, paths) if ranks.first() else nullcontext():
+        if engine is not None and engine.name != LOCAL:
+            _run_on_cluster(settings, output, engine, jobs_per_gpu, checkpoint_steps, failures, say, debug, log)
+        elif jobs_per_gpu is not None and _all_on_gpu(settings, say):
             _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug, log)
         else:
             _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug, log)
@@ -150,28 +160,34 @@ def _run_in_turn(
 ) -> None:
     shelf = DataShelf()
     stop = StopRequest()
+
+    def train(job: Job) -> Path:
+        with doing("starting the device"):
+            wake(choose_device(job.settings.device))
+        data = ranks.in_turn(partial(shelf.get, job.settings))  # one process decodes what is not decoded yet
+        return run_one(
+            job.settings,
+            output,
+            data.dataset,
+            quiet=quiet,
+            stop=stop,
+            checkpoint_steps=checkpoint_steps,
+            fingerprint=data.fingerprint,
+            log=log,
+        )
+
+    executor = InProcess(train)
     for number, each in enumerate(settings):
         try:
-            if _is_finished(each, output, say, shelf):
+            if ranks.first_does(partial(_is_finished, each, output, say, shelf)):
                 continue
-            if stop.requested:  # requested while the previous run was finishing
-                place = locate(output, each).path
+            place = locate(output, each).path
+            if stop.agreed():  # requested while the previous run was finishing
                 raise Interrupted(f"Stopped before {place}. Run the same command again to resume.")
-            with doing("starting the device"):
-                wake(choose_device(each.device))
-            data = shelf.get(each)
-            run_one(
-                each,
-                output,
-                data.dataset,
-                quiet=quiet,
-                stop=stop,
-                checkpoint_steps=checkpoint_steps,
-                fingerprint=data.fingerprint,
-                log=log,
-            )
+            executor.submit(Job(number, each, place)).result()
         except Exception as error:
-            if len(settings) == 1:
+            # Processes that failed in different places do not find together again for the next run.
+            if len(settings) == 1 or ranks.several():
                 raise
             _tell(failures, number, error, locate(output, each).path, say, debug)
         if number in failures:
@@ -202,6 +218,44 @@ def _run_beside_each_other(
             _tell(failures, number, error, locate(output, each).path, say, debug)
     failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug, log)
     failures.update((number, Failure.of(error)) for number, error in failed.items())
+
+
+def _run_on_cluster(
+    settings: Sequence[Settings],
+    output: Path,
+    engine: Engine,
+    jobs_per_gpu: int | None,
+    checkpoint_steps: int | None,
+    failures: dict[int, Failure],
+    say: Callable[[str], None],
+    debug: bool,
+    log: Sequence[str],
+) -> None:
+    """Give every unfinished run to a cluster. Images are not needed here: other machines load them."""
+    shelf = DataShelf()
+    jobs = [
+        Job(number, each, locate(output, each).path)
+        for number, each in enumerate(settings)
+        if not _is_finished(each, output, say, shelf)
+    ]
+    failed = run_on_engine(leaders_first(jobs), output, engine, jobs_per_gpu, checkpoint_steps, say, debug, log)
+    failures.update((number, Failure.of(error)) for number, error in failed.items())
+
+
+def leaders_first(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs so that those come first which begin with different first tasks.
+
+    Runs that share a first task follow each other in a grid. On a cluster they would start together, and all but one
+    of them would wait for that task.
+    """
+    alike = ("dataset", "data", "scenario", "tasks", "first_task_classes", "class_order", "network", "seed")
+    before: dict[tuple[object, ...], int] = {}
+    rank = []
+    for job in jobs:
+        key = (*(getattr(job.settings, name) for name in alike), job.settings.effective_class_seed)
+        rank.append(before.setdefault(key, 0))
+        before[key] += 1
+    return [job for _, job in sorted(zip(rank, jobs, strict=True), key=lambda pair: pair[0])]
 
 
 def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job:

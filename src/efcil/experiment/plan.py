@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from efcil import methods
+from efcil import methods, ranks
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import Dataset
 from efcil.data.scenario import Scenario, class_order, make_scenario
@@ -23,6 +23,7 @@ from efcil.engine.trainer import Execution
 from efcil.errors import DataError
 from efcil.experiment import shared_tasks
 from efcil.experiment.summary import source_digest
+from efcil.experiment.unwritten import UnwrittenFolder
 from efcil.methods.base import Task, Traits
 from efcil.model.card import made_with
 from efcil.network import backbones
@@ -77,8 +78,9 @@ class Plan:
 
     @cached_property
     def folder(self) -> RunFolder:
-        """Where the run is written."""
-        return locate(self.output, self.settings)
+        """Where the run is written: by the first process, if there are several."""
+        found = locate(self.output, self.settings)
+        return found if ranks.first() else UnwrittenFolder(found.path)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -97,8 +99,8 @@ class Plan:
 
     @cached_property
     def made_with(self) -> dict[str, Any]:
-        """Versions, device, precision and threads that decide the bits of the result."""
-        return made_with(self.execution, self.settings.deterministic)
+        """Versions, device, precision, threads and processes that decide the bits of the result."""
+        return made_with(self.execution, self.settings.deterministic) | hardware.sharing()
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import os
 import shlex
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 import efcil
+from efcil import ranks
 from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.core.feature_matrix import spectrum
@@ -29,8 +30,8 @@ from efcil.engine.lifecycle import Journal, State, Watch, learn_task
 from efcil.engine.progress import Progress
 from efcil.engine.trackers import TrackedRun, Tracking
 from efcil.engine.trainer import EpochReport, Position
-from efcil.environment import command
-from efcil.errors import EfcilError
+from efcil.environment import LAUNCHER, command
+from efcil.errors import EfcilError, SettingsError
 from efcil.evaluation import probes
 from efcil.evaluation.metrics import step_accuracy
 from efcil.experiment import shared_tasks, state
@@ -46,6 +47,9 @@ from efcil.resolution import label, scenario_name
 from efcil.resolution.identity import flatten
 from efcil.runfolder import locate
 from efcil.settings import Settings
+
+#: What the first process says when it holds the lock that all of them need.
+_GO = "go"
 
 
 def run_one(
@@ -68,23 +72,41 @@ def run_one(
     """
     output = Path(output)
     folder = locate(output, settings)
-    if (finished := skip_message(folder, settings)) is not None:
-        if not quiet:
+    if (finished := ranks.first_does(lambda: skip_message(folder, settings))) is not None:
+        if not quiet and ranks.first():
             print(lines(finished))
         return folder.path
     plan = Plan.make(settings, output, dataset, fingerprint)
-    refuse_unwritable(folder.path, plan.needed_bytes())
-    with locked(folder.path / ".lock"):
-        folder.remove_leftovers()
-        folder.write_settings(settings)
+    refuse_thin_batches(plan)
+    with ExitStack() as held:
+
+        def begin() -> None:
+            refuse_unwritable(folder.path, plan.needed_bytes())
+            held.enter_context(locked(folder.path / ".lock"))
+            folder.remove_leftovers()
+            folder.write_settings(settings)
+
+        ranks.first_does(begin)
+        written = folder.log_file if ranks.first() else None
         with (
             stop if stop is not None else StopRequest() as stop_request,
-            Progress(plan.tasks, folder.log_file, quiet=quiet) as progress,
+            Progress(plan.tasks, written, quiet=quiet or not ranks.first()) as progress,
             hardware.switches(plan.execution, settings.deterministic),
             plan.execution.stream(),
         ):
-            _attempt(Run(plan, progress, stop_request, checkpoint_steps, log))
+            _attempt(Run(plan, progress, stop_request, checkpoint_steps, log if ranks.first() else ()))
     return folder.path
+
+
+def refuse_thin_batches(plan: Plan) -> None:
+    """Raise if a batch has too few images for every process to have two of them."""
+    for index in range(plan.tasks):
+        images = plan.recipe(index).batch_size
+        if ranks.several() and images < 2 * ranks.count():
+            raise SettingsError(
+                f"A batch of {images} images is too small for {ranks.count()} processes, which need two each. Start at "
+                f"most {max(images // 2, 1)} of them, or use a larger --batch-size."
+            )
 
 
 def _attempt(run: Run) -> None:
@@ -165,7 +187,10 @@ class Run:
             self.tracking.begin(plan.folder.read_metrics())
         done = self.state.completed
         at = f", resuming after task {done}" if done else ""
-        self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {plan.execution.device}{at}")
+        where = (
+            f"{plan.execution.device.type} in {ranks.count()} processes" if ranks.several() else plan.execution.device
+        )
+        self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{at}")
         resumable = True  # later, a checkpoint found there is of a task that this process has finished
         for index in range(done, plan.tasks):
             if plan.is_measured(index):
@@ -174,8 +199,9 @@ class Run:
                 resumable = False
         with doing("saving the last task"):
             self.saving.wait()
-        checkpoint.remove(plan.folder.partial)
-        plan.folder.write_summary(summarise_run(plan, self.state, self.clock.report()))
+        if ranks.first():
+            checkpoint.remove(plan.folder.partial)
+            plan.folder.write_summary(summarise_run(plan, self.state, self.clock.report()))
         self.progress.say(matrix_text(self.state.agnostic, plan.scenario.task_sizes))
 
     def _run_task(self, index: int, test: TestImages, resumable: bool) -> None:
@@ -243,14 +269,14 @@ class Run:
 
     def stop_if_asked(self) -> None:
         """Raise `Interrupted` if a stop was asked for, once the last task is saved."""
-        if self.stop.requested:
+        if self.stop.agreed():
             self.saving.wait()
             raise self.interrupted(f"Stopped after task {self.state.completed}.")
 
     def interrupted(self, what: str) -> Interrupted:
         """Return the error to raise: it says what was stopped, and the exact command to resume with."""
         again = command()
-        if shlex.split(again)[0] != "efcil":  # called from Python: there is no such command
+        if shlex.split(again)[0] not in ("efcil", LAUNCHER):  # called from Python: there is no such command
             config, output = str(self.plan.folder.settings_file), str(self.plan.output)
             again = shlex.join(["efcil", "run", "--config", config, "--output", output])
         return Interrupted(f"{what} To resume: {again}")
@@ -326,6 +352,7 @@ class _TaskUnderWay:
             "data": plan.data,
             "continues": plan.folder.model_digest(),
             "made_with": plan.made_with,
+            "ways": self.made_with,
             "own_method": plan.own_method,
             "epochs": self.epochs,
             "seconds": run.clock.report(),
@@ -342,7 +369,7 @@ class _TaskUnderWay:
         if not ours or facts["task"] != self.index or facts["continues"] != plan.folder.model_digest():
             say(f"The checkpoint in {plan.folder.partial} is of {self._origin(facts)}; {again}")
             return False
-        if changed := changed_computing(facts["made_with"], plan.made_with):
+        if changed := changed_computing(*_without_ranks(facts["made_with"], plan.made_with)):
             say(f"Task {self.index + 1} was started with {changed}; {again}")
             return False
         if facts["own_method"] != plan.own_method:
@@ -366,6 +393,9 @@ class _TaskUnderWay:
             self.run.write(line)
         self.run.clock.load(facts["seconds"])
         self.run.state.had_a_part(facts["commits"])
+        # Another number of processes may have begun the task.
+        earlier = [dict(way) for way in facts.get("ways", []) if way != self.run.plan.provenance]
+        self.made_with[:0] = earlier
 
     # -- the first task, which other runs may have trained --------------------------------------------------------
 
@@ -377,16 +407,17 @@ class _TaskUnderWay:
         if self.index == 0:
             run.state.first_task = key
         asked = time.perf_counter()
-        with locked(plan.store.lock(key), self._wait):
+        with self._locked(plan.store.lock(key)):
             # A task that another process has trained in the meantime counts as this run's own below.
             run.clock.waited(time.perf_counter() - asked)
             self.queue.close()
-            record = plan.store.load(key, description)
+            record = shared_tasks.from_first(plan.store.load(key, description) if ranks.first() else None)
             if record is None:
                 start = run.clock.report()["train"]
                 tensors = train()
                 seconds = run.clock.report()["train"] - start
-                plan.store.save(key, SharedTask(tensors, self.epochs, seconds, run.state.commits), description)
+                if ranks.first() and len(self.made_with) == 1:  # else it is not what the key says
+                    plan.store.save(key, SharedTask(tensors, self.epochs, seconds, run.state.commits), description)
                 return tensors
         run.progress.say(f"task {self.index + 1}: trained before, taken from {plan.store.place(key)}")
         for line in record.epochs:
@@ -397,9 +428,32 @@ class _TaskUnderWay:
         run.state.had_a_part(record.commits)
         return record.tensors
 
+    @contextmanager
+    def _locked(self, lock: Path) -> Iterator[None]:
+        """Hold the lock of a first task; of the processes of one run the first does, and the others hear from it."""
+        if ranks.first():
+            with locked(lock, self._wait):
+                ranks.from_first(_GO)
+                yield
+            return
+        while ranks.from_first(None) != _GO:
+            self.run.stop_if_asked()
+        yield
+
     def _wait(self, owner: str) -> None:
         if not self.waiting:
             self.waiting = True
             self.run.progress.say(f"waiting for the first task, which another process ({owner}) is training")
             self.queue.enter_context(doing("waiting for the first task, which another process is training"))
+        ranks.from_first("wait")
         self.run.stop_if_asked()
+
+
+def _without_ranks(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return two ways of computing without the number of processes, which may change at any step.
+
+    Where it has, the number of threads may too: bits differ anyway.
+    """
+    ignored = {"ranks"} if before.get("ranks") == now.get("ranks") else {"ranks", "threads"}
+    kept = [{name: value for name, value in way.items() if name not in ignored} for way in (before, now)]
+    return kept[0], kept[1]

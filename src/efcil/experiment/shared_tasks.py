@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from efcil import ranks
 from efcil.data.deferred import DeferredImages
 from efcil.data.images import Dataset, ImageSet
 from efcil.engine import checkpoint
@@ -87,6 +88,15 @@ class SharedTask:
     epochs: list[dict[str, Any]]
     seconds: float
     commits: list[str]
+
+
+def from_first(record: SharedTask | None) -> SharedTask | None:
+    """Return what the first process of a run has loaded; only that one reads files."""
+    if not ranks.several():
+        return record
+    facts = {} if record is None else {"epochs": record.epochs, "seconds": record.seconds, "commits": record.commits}
+    found = checkpoint.from_first(None if record is None else checkpoint.Checkpoint(record.tensors, facts))
+    return None if found is None else SharedTask(found.tensors, **found.facts)
 
 
 class SharedTaskStore:

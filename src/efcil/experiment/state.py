@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from efcil import ranks
 from efcil.engine import checkpoint, hardware
 from efcil.engine.background import Background
-from efcil.engine.checkpoint import CheckpointError
+from efcil.engine.checkpoint import Checkpoint, CheckpointError
 from efcil.environment import code
 from efcil.evaluation.probes import Probes
 from efcil.experiment.plan import Plan
@@ -45,6 +47,8 @@ class RunState:
     probes: Probes = field(default_factory=Probes)
     #: Of how many tasks metrics.jsonl may have lost lines, or have others than were written.
     metrics_lost: int = 0
+    #: SHA-256 of metrics.jsonl when the state was saved that the run was resumed from, None if that was not known.
+    metrics: str | None = None
 
     @classmethod
     def start(cls, plan: Plan) -> RunState:
@@ -86,6 +90,8 @@ def save(plan: Plan, state: RunState, clock: hardware.Clock, saving: Background)
     """
     saving.wait()
     assert state.method is not None
+    if not ranks.first():
+        return
     _refuse_full(plan, state)
     tensors = checkpoint.taken(state.method.state_dict())
     card = replace(state.card, continues=plan.folder.model_digest(), experiment=_facts(plan, state, clock))
@@ -122,6 +128,18 @@ def _facts(plan: Plan, state: RunState, clock: hardware.Clock) -> dict[str, Any]
 def restore(plan: Plan, clock: hardware.Clock, say: Callable[[str], None]) -> RunState:
     """Return the state after the last finished task, and remove what was written about the next one."""
     state = RunState.start(plan)
+    tensors = _read(plan, state, clock, say) if ranks.first() else None
+    found = checkpoint.from_first(None if tensors is None else Checkpoint(tensors, {"completed": state.completed}))
+    if found is not None:
+        state.completed = found.facts["completed"]
+        state.method = plan.blueprint.load(found.tensors)
+        if ranks.first():
+            _tidy(plan, state, say)
+    return state
+
+
+def _read(plan: Plan, state: RunState, clock: hardware.Clock, say: Callable[[str], None]) -> dict[str, Tensor] | None:
+    """Read what is known after the last finished task into `state`; return the tensors, None if there is none."""
     folder = plan.folder
     if checkpoint.exists(folder.model, _EARLIER_STEM):
         raise CheckpointError(
@@ -134,7 +152,7 @@ def restore(plan: Plan, clock: hardware.Clock, say: Callable[[str], None]) -> Ru
                 f"{folder.model} has lost {model_folder.STEM}.json, the state after the last task; the run starts over."
             )
         folder.truncate_metrics(lambda line: line["task"] <= 0)
-        return state
+        return None
     card, tensors = model_folder.read_raw(folder.model)
     facts = card.experiment
     if facts is None:
@@ -149,18 +167,23 @@ def restore(plan: Plan, clock: hardware.Clock, say: Callable[[str], None]) -> Ru
     state.made_with = [list(ways) for ways in facts["made_with"]]
     state.had_a_part(facts["commits"])
     clock.load(facts["seconds"])
+    state.metrics = facts["metrics"]
     for sentence in _changes(plan, facts):
         say(sentence)
-    state.method = plan.blueprint.load(tensors)
+    return tensors
+
+
+def _tidy(plan: Plan, state: RunState, say: Callable[[str], None]) -> None:
+    """Make the files of a run say what its state says."""
+    folder = plan.folder
     folder.write_accuracy(state.agnostic, state.aware, plan.scenario.task_sizes)
     folder.truncate_metrics(lambda line: line["task"] <= state.completed)
-    if folder.metrics_digest() != facts["metrics"]:
+    if folder.metrics_digest() != state.metrics:
         state.metrics_lost = state.completed
         say(f"{folder.metrics_file} has lost or changed lines of the first {state.completed} tasks since they ended.")
     # Of tasks whose lines may not be what was measured, nothing is said.
     state.probes = Probes.of_lines(line for line in folder.read_metrics() if line["task"] > state.metrics_lost)
     folder.write_probes(state.probes, plan.class_names)
-    return state
 
 
 def _refuse_other(plan: Plan, facts: Any) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efcil import methods
+from efcil import methods, ranks
 from efcil.engine import hardware
 from efcil.environment import code, environment
 from efcil.evaluation.metrics import results
@@ -89,13 +89,26 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
         "pretrained": None if plan.backbone.weights is None else plan.backbone.weights.facts(),
         "parameters": sum(parameter.numel() for parameter in state.method.network.parameters()),
         "stored": account(state.method),
-        "execution": hardware.describe(plan.execution, settings.deterministic) | hardware.threads(plan.execution),
+        "execution": {
+            **hardware.describe(plan.execution, settings.deterministic),
+            **hardware.threads(plan.execution),
+            **_batches(plan),
+        },
         "made_with": state.made_with,
         "metrics_lost": state.metrics_lost > 0,
         "finished": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         **environment(),
         "earlier_commits": [commit for commit in state.commits if commit != code()],
     }
+
+
+def _batches(plan: Plan) -> dict[str, Any]:
+    """Return how many processes shared the batches, and how many images of one each had at most, if several did."""
+    if not ranks.several():
+        return {}
+    sizes = {"first_task": plan.recipe(0).batch_size, "later": plan.recipe(plan.tasks - 1).batch_size}
+    each = {name: {"global": size, "per_rank": -(-size // ranks.count())} for name, size in sizes.items()}
+    return {**hardware.sharing(), "batch": each}
 
 
 def _classifiers(plan: Plan, lost: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Several runs at a time: a process for each, on all GPUs, and NVIDIA's MPS so that kernels on one card overlap.
 
 Without MPS, kernels of different processes only take turns. Runs that share a first task wait until the first of them
-has trained it; meanwhile, other runs start.
+has trained it; meanwhile, other runs start. The same scheduler gives runs to clusters: an executor starts them there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from efcil.engine import checkpoint
@@ -24,37 +24,29 @@ from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import EVERY_SECONDS, FIRST_SECONDS
 from efcil.environment import COMMAND_VARIABLE, command
-from efcil.errors import SettingsError, TrainingError
+from efcil.errors import EfcilError
+from efcil.experiment.engines import open_executor
+from efcil.experiment.executors import Executor, Handle, Job, State
+from efcil.experiment.executors.cluster import make_scratch, remove_scratch
+from efcil.experiment.executors.local import Processes
 from efcil.experiment.shared_tasks import STEM
 from efcil.output import duration
 from efcil.resolution import to_yaml
-from efcil.settings import Settings
+from efcil.settings.engine import Engine
 from efcil.watching import Watched
 
 POLL_SECONDS = 0.2
-#: The exit code of a command that names a mistake in its settings or data.
-MISTAKE = 2
 MPS_CONTROL = "nvidia-cuda-mps-control"
 MPS_TOTAL_SHARE = 200
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run to train in its own process. `first_task` is the key and folder of the first task it may share."""
-
-    number: int
-    settings: Settings
-    folder: Path
-    first_task: tuple[str, Path]
 
 
 @dataclass
 class _Worker:
     job: Job
-    process: subprocess.Popen[bytes]
-    errors: Path
+    handle: Handle
     started: float
     gpu: int
+    seen: int = 0
 
 
 def run_jobs(
@@ -81,6 +73,36 @@ def run_jobs(
     ):
         scheduler = _Scheduler(jobs, output, slots, checkpoint_steps, say, Path(scratch), environment, gpus, debug, log)
         return scheduler.run(stop)
+
+
+def run_on_engine(
+    jobs: Sequence[Job],
+    output: Path,
+    engine: Engine,
+    jobs_per_gpu: int | None,
+    checkpoint_steps: int | None,
+    say: Callable[[str], None],
+    debug: bool = False,
+    log: Sequence[str] = (),
+) -> dict[int, Exception]:
+    """Run all jobs on a cluster, and return the failures by the number of the job."""
+    if not jobs:
+        return {}
+    output = output.absolute()  # other machines have other working folders
+    slots = engine.at_once or len(jobs)
+    scratch = make_scratch(output)
+    scheduler = _Scheduler(jobs, output, slots, checkpoint_steps, say, scratch, os.environ, (), debug, log)
+    try:
+        # Before signals are handled here: Ray replaces the handlers that it finds.
+        scheduler.executor = open_executor(engine, scheduler.command, scratch, jobs_per_gpu, say)
+        try:
+            with StopRequest() as stop:
+                return scheduler.run(stop)
+        finally:
+            scheduler.executor.close()
+    finally:
+        if not scheduler.failures:
+            remove_scratch(scratch)
 
 
 def worker_command(
@@ -128,10 +150,14 @@ class _Scheduler:
         self.checkpoint_steps = checkpoint_steps
         self.say = say
         self.scratch = scratch
-        self.environment = {**environment, COMMAND_VARIABLE: command()}
+        self.executor: Executor = Processes(self.command, scratch, {**environment, COMMAND_VARIABLE: command()})
         self.clock = time.monotonic
         self._watched: dict[Path, Watched] = {}
         self._line = self.clock() - EVERY_SECONDS + FIRST_SECONDS
+
+    def command(self, job: Job) -> list[str]:
+        """Return the command that trains a job."""
+        return worker_command(job, self.output, self.scratch, self.checkpoint_steps, self.debug, self.log)
 
     def run(self, stop: StopRequest) -> dict[int, Exception]:
         try:
@@ -152,13 +178,15 @@ class _Scheduler:
         if self.clock() - self._line < EVERY_SECONDS or not self.running:
             return
         self._line = self.clock()
-        seen = [self._watched.setdefault(each.job.folder, Watched(each.job.folder)).look() for each in self.running]
+        started = [each.job.folder for each in self.running if each.seen]
+        seen = [self._watched.setdefault(folder, Watched(folder)).look() for folder in started]
         left = [each.seconds_left for each in seen if each.seconds_left is not None]
-        waiting = f", {len(self.waiting)} wait" if self.waiting else ""
+        wait = len(self.waiting) + len(self.running) - len(started)
+        waiting = f", {wait} wait" if wait else ""
         rest = f"{duration(max(left))} left of those that run" if left else "time left not known yet"
         tasks = ", ".join(f"task {min(each.task + 1, each.tasks)}/{each.tasks}" for each in seen if each.tasks)
         where = f" ({tasks})" if tasks else ""
-        self.say(f"{len(self.running)} of {self.number} runs train{where}{waiting}; {rest}")
+        self.say(f"{len(started)} of {self.number} runs train{where}{waiting}; {rest}")
 
     def _free_gpu(self) -> int | None:
         """Return the GPU with the fewest runs, None if all are full."""
@@ -167,60 +195,58 @@ class _Scheduler:
 
     def _next(self) -> Job | None:
         """Return the first job that need not wait for a first task that another job is training."""
-        busy = {worker.job.first_task[0] for worker in self.running}
+        busy = {worker.job.first_task[0] for worker in self.running if worker.job.first_task is not None}
         for job in self.waiting:
-            if job.first_task[0] not in busy or checkpoint.exists(job.first_task[1], STEM):
+            if job.first_task is None or job.first_task[0] not in busy or checkpoint.exists(job.first_task[1], STEM):
                 return job
         return None
 
     def _start(self, job: Job, gpu: int) -> None:
         self.waiting.remove(job)
-        errors = self.scratch / f"{job.number}.err"
-        with open(errors, "wb") as stream:
-            process = subprocess.Popen(
-                worker_command(job, self.output, self.scratch, self.checkpoint_steps, self.debug, self.log),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stream,
-                env={**self.environment, VISIBLE: self.gpus[gpu]} if self.gpus else self.environment,
-                start_new_session=True,  # Ctrl-C reaches this process only, which passes it on once
-            )
-        self.running.append(_Worker(job, process, errors, time.monotonic(), gpu))
-        where = f" on GPU {self.gpus[gpu]}" if len(self.gpus) > 1 else ""
-        self.say(f"{job.folder}: started{where}.")
+        if self.gpus:
+            job = replace(job, environment={**job.environment, VISIBLE: self.gpus[gpu]})
+        worker = _Worker(job, self.executor.submit(job), time.monotonic(), gpu)
+        self.running.append(worker)
+        self._announce(worker)
+        if worker.seen == 0 and worker.handle.state() is State.WAITING:
+            self.say(f"{job.folder}: queued.")
+
+    def _announce(self, worker: _Worker) -> None:
+        """Say where a job has started, and where it has started again."""
+        places = worker.handle.places()
+        for place in places[worker.seen :]:
+            named = f" on GPU {self.gpus[worker.gpu]}" if len(self.gpus) > 1 else f" on {place}" if place else ""
+            self.say(f"{worker.job.folder}: started{' again' if worker.seen else ''}{named}.")
+            worker.started = worker.started if worker.seen else time.monotonic()
+            worker.seen += 1
 
     def _collect(self) -> None:
         for worker in list(self.running):
-            code = worker.process.poll()
-            if code is None:
+            state = worker.handle.state()
+            self._announce(worker)
+            if not state.over:
                 continue
             self.running.remove(worker)
-            if code == 0:
+            if state is State.DONE:
                 self.say(f"{worker.job.folder}: done after {time.monotonic() - worker.started:.0f} s.")
                 continue
             if self.debug:
-                print(_printed(worker.errors), file=sys.stderr, flush=True)
-            reason = _last_words(worker.errors) or f"The process ended with code {code}; see {worker.job.folder}."
-            known = reason in map(str, self.failures.values())
-            self.failures[worker.job.number] = (SettingsError if code == MISTAKE else TrainingError)(reason)
-            self.say(f"{worker.job.folder}: failed{', for the same reason.' if known else f'. {reason}'}")
+                print(worker.handle.log(), file=sys.stderr, flush=True)
+            try:
+                worker.handle.result()
+            except EfcilError as error:
+                known = str(error) in map(str, self.failures.values())
+                self.failures[worker.job.number] = error
+                self.say(f"{worker.job.folder}: failed{', for the same reason.' if known else f'. {error}'}")
 
     def _stop_all(self) -> None:
         """Ask the running processes to save and exit, and wait for them."""
         for worker in self.running:
-            worker.process.terminate()
+            worker.handle.cancel()
         for worker in self.running:
-            worker.process.wait()
+            with contextlib.suppress(EfcilError):  # it was stopped before its end
+                worker.handle.result()
         self.running.clear()
-
-
-def _printed(errors: Path) -> str:
-    return errors.read_text(encoding="utf-8", errors="replace").strip()
-
-
-def _last_words(errors: Path) -> str:
-    lines = _printed(errors).splitlines()
-    return lines[-1].removeprefix("efcil: ") if lines else ""
 
 
 def share_of_card(slots: int) -> int:

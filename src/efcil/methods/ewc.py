@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from efcil import seeds
+from efcil import ranks, seeds
 from efcil.core import fisher
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Task, Terms
 from efcil.methods.finetune import FineTune
+from efcil.network import split
 from efcil.network.fast import plainly
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
@@ -130,13 +131,15 @@ class ElasticWeightConsolidation(FineTune):
             for start in range(0, used, step):
                 images, labels = data.render(view, start, min(start + step, used))
                 images = images.float()
-                logits = functional.linear(self.network.features(images), weight)
+                with split.averaged():
+                    logits = functional.linear(self.network.features(images), weight)
                 labels = fisher.fisher_labels(logits, labels, self.settings.fisher_labels, generator)
                 if alone:
                     losses = partial(_summed_loss, weight, labels)
                     fisher.add_squares_per_image(totals, self.network.backbone, images, losses, 1 / used)
                 else:
                     gradients = torch.autograd.grad(cross_entropy(logits, labels), parameters)
+                    ranks.average(gradients)
                     fisher.add_squares(totals, gradients, size / used)
         return fisher.flatten(totals)
 

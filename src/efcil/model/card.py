@@ -39,7 +39,7 @@ EXPERIMENT = (
     "seconds", "commits", "made_with", "metrics",
 )  # fmt: skip
 #: What determines the bits of a result, as a visit records it.
-MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "threads", "method")
+MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "threads", "ranks", "method")
 #: What a visit may be. The last three change classes that are known, and learn from no image.
 KINDS = ("task", "more", "rename", "forget", "merge")
 LARGEST_IMAGE = 4096

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from efcil import seeds
+from efcil import ranks, seeds
+from efcil.network import split
 from efcil.network.backbones import Backbone, check_name
 
 if TYPE_CHECKING:
@@ -63,7 +64,13 @@ class IncrementalNetwork(nn.Module):
             self.heads.append(nn.Parameter(weight))
 
     def features(self, images: Tensor) -> Tensor:
-        """Return float32 features (batch, n) of normalised images (batch, 3, h, w)."""
+        """Return float32 features (batch, n) of normalised images (batch, 3, h, w).
+
+        In a run of several processes each computes a part of them; all must call this with the same images.
+        """
+        return split.features(self._features, self.backbone, images) if ranks.several() else self._features(images)
+
+    def _features(self, images: Tensor) -> Tensor:
         if self.input_size is not None and images.shape[-1] != self.input_size:
             images = functional.interpolate(images, self.input_size, mode="bilinear", antialias=False)
         if self.fast is not None and self.fast.applies(images):

@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from efcil.compiled import compiled
 from efcil.errors import TrainingError
+from efcil.network import split
 from efcil.network.fast import operations
 from efcil.network.resnet import BasicBlock, BatchNorm, ResNet
 
@@ -398,7 +399,8 @@ class FusedBackbone:
         norm = self.norms[self._index[id(convolution)]]
         assert norm.running_mean is not None
         assert norm.momentum is not None
-        return self.operations.batch_statistics(
+        compute = operations.shared_statistics if split.splitting() else self.operations.batch_statistics
+        return compute(
             x,
             norm.weight.detach(),
             norm.bias.detach(),
@@ -483,7 +485,8 @@ class _Backward:
         repeated = fused._backward_calls > 0
         if repeated:
             into = (torch.empty_like(into[0]), torch.empty_like(into[1]))
-        through, summed = fused.operations.normalise_backward(
+        own = operations if operations.is_shared(kept[1]) else fused.operations
+        through, summed = own.normalise_backward(
             gradient, kept[0], kept[1], norm.weight.detach(), *into, activation, other, plain_relu
         )
         if repeated:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
+from efcil.network import split
+
 
 def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
     """Return relu(x + bias[channel] (+ residual)) in the type of `x`; `bias` is (channels,)."""
@@ -112,6 +114,29 @@ def batch_statistics(
     return torch.stack([mean, inverse, scale, beta - mean * scale])
 
 
+def shared_statistics(
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    momentum: float,
+    epsilon: float,
+) -> Tensor:
+    """As `batch_statistics`, of the rows of all processes; a fifth row has the number of values of a channel."""
+    mean, variance, count = split.moments(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x)
+    split.follow(running_mean, mean, momentum)
+    split.follow(running_variance, split.unbiased(variance, count), momentum)
+    inverse = torch.rsqrt(variance + epsilon)
+    scale = gamma * inverse
+    return torch.stack([mean, inverse, scale, beta - mean * scale, count.expand_as(mean)])
+
+
+def is_shared(statistics: Tensor) -> bool:
+    """Return whether these are statistics of the rows of several processes."""
+    return len(statistics) == 5
+
+
 def normalise_relu(
     x: Tensor, statistics: Tensor, residual: Tensor | None = None, residual_statistics: Tensor | None = None
 ) -> Tensor:
@@ -141,6 +166,7 @@ def normalise_backward(
     Returns the gradient of `x`, and the gradient that entered the normalisation: (gradient (+ other)) where
     `activation` > 0. Writes the gradients of scale and shift. With `plain_relu` the ReLU came directly after the
     normalisation, so that its sign can be computed from `x` again; the second result must then not be used.
+    Statistics of `shared_statistics` stand for the rows of all processes, and the gradient of `x` then does too.
     """
     if plain_relu:
         sign = x * statistics[2][None, :, None, None] + statistics[3][None, :, None, None]
@@ -150,11 +176,14 @@ def normalise_backward(
     wide = gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
     mean, inverse = statistics[0][None, :, None, None], statistics[1][None, :, None, None]
     normalised = (x - mean) * inverse
-    count = x.numel() // x.shape[1]
+    count: int | Tensor = x.numel() // x.shape[1]
     total = wide.sum(dim=(0, 2, 3))
     weighted = (wide * normalised).sum(dim=(0, 2, 3))
     gamma_gradient.copy_(weighted)
     beta_gradient.copy_(total)
+    if is_shared(statistics):
+        total, weighted = split.total(total, weighted)
+        count = statistics[4][None, :, None, None]
     centred = wide - total[None, :, None, None] / count - normalised * weighted[None, :, None, None] / count
     return (centred * (gamma[None, :, None, None] * inverse)).to(x.dtype), gradient
 

@@ -1,0 +1,10 @@
+"""Where runs train: an executor takes a job, whose settings travel as a file, and returns a handle to it.
+
+`local` has the runs of this machine, `ray_cluster` and `submitit_jobs` those of clusters. `remote` is what runs there.
+"""
+
+from __future__ import annotations
+
+from efcil.experiment.executors.base import CommandOf, Executor, Handle, Job, State
+
+__all__ = ["CommandOf", "Executor", "Handle", "Job", "State"]
