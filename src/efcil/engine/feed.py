@@ -144,7 +144,7 @@ class Feed:
     def _epoch_view(self, epoch: int) -> View:
         if epoch not in self._views:
             self._views = {e: v for e, v in self._views.items() if e == epoch - 1}
-            self._views[epoch] = self.data.view("epoch", epoch)
+            self._views[epoch] = self.data.view("epoch", epoch, training=True)
         return self._views[epoch]
 
     def _prepare_previous(self, epoch: int, first_step: int) -> None:
