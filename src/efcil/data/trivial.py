@@ -5,8 +5,8 @@ of Pillow, to the last bit: positions and grey values are computed in whole numb
 contrast stretches in float64. An operation is a map of positions (affine, with the nearest pixel), a blend with another
 image (grey, smoothed), or a table of 256 values per channel (brightness, contrast, posterise and the rest).
 
-The host reads no value of a tensor: on a GPU every operation is computed for every image, and the one
-that was drawn is chosen. On a CPU each is computed for its own images only.
+The host reads no value of a tensor on a GPU: there every operation is computed for every image, and the one that was
+drawn is chosen. On a CPU each is computed for its own images only.
 """
 
 from __future__ import annotations
@@ -277,4 +277,4 @@ def _histogram(pixels: Tensor) -> Tensor:
     places = (pixels.long().view(channels, -1) + first[:, None]).flatten()
     counts = torch.zeros(channels * 256, device=pixels.device, dtype=torch.int64)
     # Flat, because there it repeats bit for bit on a GPU too; bincount would make the host wait.
-    return counts.scatter_add_(0, places, torch.ones_like(places)).view(-1, 3, 256)
+    return counts.scatter_add_(0, places, counts.new_ones(1).expand_as(places)).view(-1, 3, 256)
