@@ -59,10 +59,11 @@ def _refuse_too_many(count: int, bytes_each: int, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class View:
-    """One augmented view of all images: their order and the random numbers of each."""
+    """One augmented view of all images: their order, the random numbers of each, and what these are for."""
 
     order: Tensor
     draws: Draws
+    augmentation: Augmentation
 
 
 class TaskImages:
@@ -106,17 +107,24 @@ class TaskImages:
         """Height and width of the images in pixels."""
         return self.images.shape[-1]
 
-    def view(self, purpose: str, index: int = 0) -> View:
-        """Return the shuffled, augmented view called (purpose, index); the same name always gives the same view."""
+    def view(self, purpose: str, index: int = 0, *, training: bool = False) -> View:
+        """Return the shuffled, augmented view called (purpose, index); the same name always gives the same view.
+
+        A view for training is a strong one where the augmentation is; all others are weak.
+        """
+        augmentation = self.augmentation if training else self.augmentation.weak
         generator = seeds.generator(self.device, self._seed, self._name, purpose, index)
         order = torch.randperm(len(self), generator=generator, device=self.device)
-        return View(order, self.augmentation.draw(len(self), self.size, generator))
+        return View(order, self._draw(augmentation, order, generator), augmentation)
+
+    def _draw(self, augmentation: Augmentation, order: Tensor, generator: torch.Generator) -> Draws:
+        return augmentation.draw(len(order), self.size, generator)
 
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
         chosen = view.order[start:stop]
         draws = {name: value[start:stop] for name, value in view.draws.items()}
-        images = self.augmentation.render(self.images, chosen, draws, self.normalisation, self.dtype)
+        images = view.augmentation.render(self.images, chosen, draws, self.normalisation, self.dtype)
         return images, self.labels[chosen]
 
     def chunk_size(self, limit: int = 1 << 28) -> int:
@@ -124,7 +132,7 @@ class TaskImages:
         return max(1, min(len(self), limit // (4 * 3 * self.size * self.size), 2048))
 
     def augmented(self, purpose: str, index: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (input, labels) pieces of one augmented view of all images."""
+        """Yield (input, labels) pieces of one augmented view of all images, a weak one where training is strong."""
         view, step = self.view(purpose, index), self.chunk_size()
         with doing("images", len(self)) as work:
             for start in range(0, len(self), step):

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efcil import seeds
 from efcil.activity import doing
 from efcil.compiled import compiled
-from efcil.data.augment import Augmentation, Normalisation, ResizedCrop
+from efcil.data.augment import PIXEL_VALUES, Augmentation, Draws, Normalisation
 from efcil.data.deferred import DeferredImages, Shapes
 from efcil.data.store import TaskImages, View, free_bytes
 from efcil.errors import DataError
@@ -143,7 +142,6 @@ class WholeTaskImages(TaskImages):
     """The images of a task, whole: crops are cut from them, and the plain view is the test view."""
 
     images: WholeImages
-    augmentation: ResizedCrop
 
     def _bring(self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device) -> Any:
         assert isinstance(images, DeferredImages)
@@ -154,19 +152,19 @@ class WholeTaskImages(TaskImages):
         """Height and width of the network's input in pixels."""
         return self.images.shapes.size
 
-    def view(self, purpose: str, index: int = 0) -> View:
-        """Return the shuffled, augmented view called (purpose, index); the same name always gives the same view."""
-        generator = seeds.generator(self.device, self._seed, self._name, purpose, index)
-        order = torch.randperm(len(self), generator=generator, device=self.device)
-        heights, widths = self.images.heights[order], self.images.widths[order]
-        return View(order, self.augmentation.draw_whole(heights, widths, generator))
+    def _draw(self, augmentation: Augmentation, order: Tensor, generator: torch.Generator) -> Draws:
+        return augmentation.draw_whole(self.images.heights[order], self.images.widths[order], generator)
 
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
         chosen = view.order[start:stop]
-        windows = crop_windows(view.draws["box"][start:stop], self.size)
-        flip = view.draws["flip"][start:stop] if "flip" in view.draws else None
-        found = resampled(self.images, chosen, windows, flip, self.normalisation, self.dtype)
+        draws = {name: value[start:stop] for name, value in view.draws.items()}
+        windows, flip = crop_windows(draws["box"], self.size), draws.get("flip")
+        if view.augmentation.weak is view.augmentation:
+            found = resampled(self.images, chosen, windows, flip, self.normalisation, self.dtype)
+        else:
+            pixels = resampled(self.images, chosen, windows, flip, PIXEL_VALUES, torch.float32)
+            found = self.normalisation(view.augmentation.change(pixels, draws), self.dtype)
         return found, self.labels[chosen]
 
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
