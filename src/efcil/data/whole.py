@@ -1,4 +1,4 @@
-"""Whole images of any shape on a device, and the crops that are cut from them.
+"""Whole images of any shape, and the crops that are cut from them on a device.
 
 The images of a task lie one after the other in one flat tensor of bytes. A `window` says what becomes of an image: the
 box of pixels that may be read, and which places of that box the pixels of the result come from. A random crop reads its
@@ -8,7 +8,9 @@ box alone. The test view reads the whole image, as if that had been resized befo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,22 @@ from torch import Tensor
 from efcil import seeds
 from efcil.activity import doing
 from efcil.compiled import compiled
+from efcil.data import tiers
 from efcil.data.augment import Augmentation, Normalisation, ResizedCrop
 from efcil.data.deferred import DeferredImages, Shapes
-from efcil.data.store import TaskImages, View, free_bytes
-from efcil.errors import DataError
+from efcil.data.store import TaskImages, View
+from efcil.data.tiers import Keeping, Kept, Spool
+
+#: Threads that copy images out of host memory or a mapped file: from a file, each waits for its own pages.
+COPIERS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class WholeImages:
-    """Images one after the other: their bytes (height x width x 3 each), first bytes, heights and widths."""
+    """Images one after the other: their bytes (height x width x 3 each), first bytes, heights and widths.
+
+    The bytes may be kept on the host (data/tiers.py); all else is on the device.
+    """
 
     pixels: Tensor
     starts: Tensor
@@ -41,6 +50,28 @@ class WholeImages:
         """Return one image (3, height, width)."""
         start, height, width = (int(each[row]) for each in (self.starts, self.heights, self.widths))
         return self.pixels[start : start + 3 * height * width].view(height, width, 3).permute(2, 0, 1)
+
+    @cached_property
+    def _spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """First bytes and lengths, on the host."""
+        return self.starts.cpu().numpy(), (3 * self.heights * self.widths).cpu().numpy()
+
+    def sent(self, rows: Tensor, rows_on_host: Tensor) -> WholeImages:
+        """Return some images of those that are kept on the host, on the device; both tensors name the same rows."""
+        device = self.starts.device
+        starts, lengths = (each[rows_on_host.numpy()] for each in self._spans)
+        ends = np.cumsum(lengths)
+        staged = tiers.staging(int(ends[-1]), device)
+        source, target = self.pixels.numpy(), staged.numpy()
+
+        def copy(start: int, length: int, end: int) -> None:
+            target[end - length : end] = source[start : start + length]
+
+        with ThreadPoolExecutor(COPIERS) as pool:
+            list(pool.map(copy, starts.tolist(), lengths.tolist(), ends.tolist()))
+        pixels = staged.to(device, non_blocking=True)
+        first = torch.from_numpy(ends - lengths).to(device)
+        return WholeImages(pixels, first, self.heights[rows], self.widths[rows], self.shapes)
 
     def test_windows(self, rows: Tensor) -> Tensor:
         """Return the windows (count, 8) of the test views."""
@@ -58,40 +89,21 @@ def crop_windows(box: Tensor, size: int) -> Tensor:
     return torch.cat([box, nothing, box[:, 2:] / size], dim=1)
 
 
-def bring(images: DeferredImages, device: torch.device) -> WholeImages:
-    """Decode whole images and put them on a device."""
+def bring(images: DeferredImages, device: torch.device, keeping: Keeping | None = None) -> tuple[WholeImages, Kept]:
+    """Decode whole images and keep them where there is room; also return where that is."""
     count = len(images)
-    sizes = np.zeros((count, 2), np.int64)
-    pieces: list[tuple[np.ndarray, np.ndarray]] = []
-    decoded = 0
+    sizes, starts = np.zeros((count, 2), np.int64), np.zeros(count, np.int64)
+    spool, decoded = Spool(keeping or Keeping(), device, count), 0
+    # The images lie in the order in which they are read, which need not be that of the rows.
     for places, pixels in images.whole():
         sizes[places] = [each.shape[:2] for each in pixels]
-        pieces.append((places, np.concatenate([each.reshape(-1) for each in pixels])))
-        decoded += len(places)
-        total = sum(len(piece) for _, piece in pieces)
-        _refuse_too_many(count, total * count // decoded, device)
-    # The images lie in the order in which they were read, which need not be that of the rows.
-    starts = np.zeros(count, np.int64)
-    flat = torch.empty(sum(len(piece) for _, piece in pieces), dtype=torch.uint8, device=device)
-    end = 0
-    while pieces:
-        places, piece = pieces.pop(0)  # freed as it is copied
         lengths = 3 * sizes[places].prod(axis=1)
-        starts[places] = end + np.cumsum(lengths) - lengths
-        flat[end : end + len(piece)] = torch.from_numpy(piece).to(device)
-        end += len(piece)
+        starts[places] = spool.size + np.cumsum(lengths) - lengths
+        decoded += len(places)
+        spool.add(np.concatenate([each.reshape(-1) for each in pixels]), decoded)
+    flat, kept = spool.finish()
     places_of, heights, widths = (torch.from_numpy(each.copy()).to(device) for each in (starts, *sizes.T))
-    return WholeImages(flat, places_of, heights, widths, images.shapes)
-
-
-def _refuse_too_many(count: int, expected: int, device: torch.device) -> None:
-    """Refuse images that will not fit, as soon as those that are decoded show it."""
-    if device.type == "cuda" and expected > (free := free_bytes(device)):
-        raise DataError(
-            f"{count:,} whole images must fit on {device} together, about {expected / 2**30:.1f} GiB, but it has "
-            f"{free / 2**30:.1f} GiB free. Set stored_side to less (256 keeps a shorter side of 256 pixels), make the "
-            "tasks smaller, or free the GPU."
-        )
+    return WholeImages(flat, places_of, heights, widths, images.shapes), kept
 
 
 def resampled(
@@ -145,9 +157,18 @@ class WholeTaskImages(TaskImages):
     images: WholeImages
     augmentation: ResizedCrop
 
-    def _bring(self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device) -> Any:
+    def _bring(
+        self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device, keeping: Keeping
+    ) -> tuple[Any, Kept]:
         assert isinstance(images, DeferredImages)
-        return bring(images[rows], device)
+        return bring(images[rows], device, keeping)
+
+    def _resampled(self, rows: Tensor, rows_on_host: Tensor, windows: Tensor, flip: Tensor | None) -> Tensor:
+        images = self.images
+        if tiers.apart(images.pixels, self.device):
+            images = images.sent(rows, rows_on_host)
+            rows = torch.arange(len(rows), device=self.device)
+        return resampled(images, rows, windows, flip, self.normalisation, self.dtype)
 
     @property
     def size(self) -> int:
@@ -166,17 +187,17 @@ class WholeTaskImages(TaskImages):
         chosen = view.order[start:stop]
         windows = crop_windows(view.draws["box"][start:stop], self.size)
         flip = view.draws["flip"][start:stop] if "flip" in view.draws else None
-        found = resampled(self.images, chosen, windows, flip, self.normalisation, self.dtype)
-        return found, self.labels[chosen]
+        on_host = chosen if not tiers.apart(self.images.pixels, self.device) else view.order_on_host[start:stop]
+        return self._resampled(chosen, on_host, windows, flip), self.labels[chosen]
 
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of the test views of all images in stored order."""
         step = self.chunk_size()
         with doing("images", len(self)) as work:
             for start in range(0, len(self), step):
-                rows = torch.arange(start, min(start + step, len(self)), device=self.device)
-                windows = self.images.test_windows(rows)
-                found = resampled(self.images, rows, windows, None, self.normalisation, self.dtype)
+                on_host = torch.arange(start, min(start + step, len(self)))
+                rows = on_host.to(self.device)
+                found = self._resampled(rows, on_host, self.images.test_windows(rows), None)
                 work.done += len(rows)
                 yield found, self.labels[rows]
 

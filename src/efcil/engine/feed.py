@@ -14,11 +14,30 @@ from torch import Tensor
 
 from efcil import seeds
 from efcil.data.store import TaskImages, View
+from efcil.data.tiers import DEVICE
 from efcil.methods.base import Batch, Method, Plan, Task
 
 BLOCK = 128
 LARGE_BLOCK = 16
 FROZEN_PIECE = 1280
+
+
+def block_steps(data: TaskImages, batch_size: int) -> int:
+    """Return how many steps are prepared together."""
+    # Fixed by the image size alone: random draws must not depend on the memory of the machine.
+    return min(-(-len(data) // batch_size), BLOCK if data.size <= 64 else LARGE_BLOCK)
+
+
+def prepared_bytes(data: TaskImages, batch_size: int) -> int:
+    """Return the bytes on the device of prepared images; on CUDA those of two blocks, and of a piece to be sent."""
+    images = (block_steps(data, batch_size) + 1) * batch_size
+    block = images * 3 * data.size**2 * data.dtype.itemsize
+    if data.device.type != "cuda":
+        return block
+    piece = min(FROZEN_PIECE, data.chunk_size())
+    # Where images are sent, the next piece may be on its way while one is rendered.
+    on_the_way = 0 if data.kept.tier == DEVICE else 2 * piece * data.kept.bytes // max(len(data), 1)
+    return 2 * block + on_the_way
 
 
 class Feed:
@@ -32,8 +51,7 @@ class Feed:
         self.steps_per_epoch = -(-len(data) // batch_size)
         self.remainder = len(data) % batch_size
         self.repeats = learner.previous_images(task) if task.index > 0 else 0
-        # Fixed by the image size alone: random draws must not depend on the memory of the machine.
-        self.block_steps = min(self.steps_per_epoch, BLOCK if data.size <= 64 else LARGE_BLOCK)
+        self.block_steps = block_steps(data, batch_size)
         rows = (self.block_steps + 1) * batch_size
         shape = (rows, 3, data.size, data.size)
         self.images = torch.zeros(shape, device=data.device, dtype=data.dtype).contiguous(
