@@ -121,8 +121,8 @@ class Keeping:
         other = "" if self.choice == AUTO else "leave out --keep-images, "
         return DataError(
             f"{count:,} images need {gibibytes(needed)} together, but free are: {free}{stays}. Make the images "
-            f"(stored_side) or the tasks smaller, free some memory, {other}or set EFCIL_CACHE to a folder on a disk that "
-            f"has the space (now: {self.place})."
+            f"(stored_side) or the tasks smaller, free some memory, {other}or set EFCIL_CACHE to a folder on a disk "
+            f"that has the space (now: {self.place})."
         )
 
 
