@@ -17,8 +17,8 @@ from efcil.data import tiers
 from efcil.data.deferred import DeferredImages, FileSupply, Shapes
 from efcil.data.images import Dataset, ImageSet
 from efcil.data.sources import SourceOptions, load_dataset
-from efcil.data.store import TaskImages
-from efcil.engine import checkpoint
+from efcil.data.store import TaskImages, View
+from efcil.engine import checkpoint, feed
 from efcil.experiment import run_one
 from efcil.experiment.plan import Plan
 from efcil.methods.base import Task
@@ -111,6 +111,31 @@ def test_nothing_of_an_earlier_task_is_left(
     # The test images are mapped during the whole run, those of tasks never before the next one.
     assert maps == [int(choice == "disk")] * 3
     assert mapped(cache) == 0
+
+
+def test_every_block_is_read_ahead_once(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "apart", lambda *_: True)
+    monkeypatch.setattr(feed, "BLOCK", 2)
+    fetched: list[tuple[int, int, int]] = []
+    used = 0
+    fetch, gathering = TaskImages.fetch, TaskImages._gathering
+    views: list[View] = []  # kept, so that no two have the same id
+
+    def watched(self: TaskImages, view: View, start: int, stop: int) -> None:
+        views.append(view)
+        fetched.append((id(view), start, stop))
+        fetch(self, view, start, stop)
+
+    def counted(self: TaskImages, view: View, start: int, stop: int) -> Any:
+        nonlocal used
+        used += (start, stop) in self._fetched and self._fetched[start, stop][0] is view
+        return gathering(self, view, start, stop)
+
+    monkeypatch.setattr(TaskImages, "fetch", watched)
+    monkeypatch.setattr(TaskImages, "_gathering", counted)
+    settings = Settings(**{**SHORT, "epochs": 2, "first_task_epochs": 2}, keep_images="host")
+    run_one(settings, tmp_path / "runs", dataset, quiet=True, checkpoint_steps=1)
+    assert len(fetched) == len(set(fetched)) == used > 6
 
 
 def mapped(folder: Path) -> int:

@@ -95,6 +95,31 @@ def test_all_tiers_give_the_same_bits(
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_was_fetched_is_not_read_again(
+    whole: bool, photographs: DeferredImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make(photographs if whole else squares(), "resized-crop")
+    views = [data.view("epoch", number) for number in range(2)]
+    wanted = [data.render(view, 2, 9)[0] for view in views]
+    monkeypatch.setattr(tiers, "apart", lambda *_: True)
+    read: list[list[int]] = []
+    gather = data._gather
+
+    def watched(rows: torch.Tensor) -> tiers.Gathering:
+        read.append(rows.tolist())
+        return gather(rows)
+
+    monkeypatch.setattr(data, "_gather", watched)
+    data.fetch(views[0], 2, 9)
+    assert torch.equal(data.render(views[0], 2, 9)[0], wanted[0])
+    assert read == [views[0].order[2:9].tolist()]
+    data.fetch(views[0], 2, 9)  # of another view than the one that is asked for then
+    assert torch.equal(data.render(views[1], 2, 9)[0], wanted[1])
+    assert read[1:] == [views[0].order[2:9].tolist(), views[1].order[2:9].tolist()]
+    assert not data._fetched
+
+
 def test_rows_are_read_from_the_host_where_images_are_apart() -> None:
     host = torch.empty(1)
     assert tiers.apart(host, CUDA)

@@ -16,7 +16,7 @@ from efcil.activity import doing
 from efcil.data import tiers
 from efcil.data.augment import Augmentation, Draws, Normalisation
 from efcil.data.deferred import DeferredImages
-from efcil.data.tiers import Keeping, Kept
+from efcil.data.tiers import Gathering, Keeping, Kept
 
 PIECE_BYTES = 1 << 28
 #: Which views of images give the statistics of classes: plain, or augmented once.
@@ -91,6 +91,7 @@ class TaskImages:
         self.dtype = dtype
         self._seed = seed
         self._name = name
+        self._fetched: dict[tuple[int, int], tuple[View, Gathering]] = {}
 
     def _bring(
         self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device, keeping: Keeping
@@ -116,11 +117,39 @@ class TaskImages:
         chosen = view.order[start:stop]
         draws = {name: value[start:stop] for name, value in view.draws.items()}
         kept, rows = self.images, chosen
-        if tiers.apart(kept, self.device):
-            kept = tiers.sent(kept, view.order_on_host[start:stop], self.device)
+        if (gathering := self._gathering(view, start, stop)) is not None:
+            kept = gathering.sent(self.device)
             rows = torch.arange(len(chosen), device=self.device)
         images = self.augmentation.render(kept, rows, draws, self.normalisation, self.dtype)
         return images, self.labels[chosen]
+
+    # -- images that are kept on the host, for another device -----------------------------------------------------
+
+    @property
+    def apart(self) -> bool:
+        """Whether images are elsewhere than the device that computes, so that they are sent to it in pieces."""
+        return tiers.apart(self._pixels, self.device)
+
+    @property
+    def _pixels(self) -> Tensor:
+        return self.images
+
+    def _gather(self, rows: Tensor) -> Gathering:
+        return tiers.gather(self.images, rows, self.device)
+
+    def fetch(self, view: View, start: int, stop: int) -> None:
+        """Begin to gather images that will be rendered, beside other work; without this, `render` waits for them."""
+        if self.apart:
+            self._fetched[start, stop] = view, self._gather(view.order_on_host[start:stop])
+
+    def _gathering(self, view: View, start: int, stop: int) -> Gathering | None:
+        """Return the images of a view that must be sent, gathered or about to be; None if they are on the device."""
+        if not self.apart:
+            return None
+        fetched_view, gathering = self._fetched.pop((start, stop), (None, None))
+        if gathering is None or fetched_view is not view:
+            return self._gather(view.order_on_host[start:stop])
+        return gathering
 
     def chunk_size(self, limit: int = 1 << 28) -> int:
         """Return how many images may be rendered together so that one float copy stays within `limit` bytes."""

@@ -10,9 +10,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -27,6 +29,8 @@ TIERS = (DEVICE, HOST, DISK)
 SPARE = 0.25
 _WORDS = {DEVICE: "device memory", HOST: "host memory", DISK: "a file that is mapped into memory"}
 _GIB = 2**30
+#: Threads that copy images out of host memory or a mapped file: from a file, each waits for its own pages.
+COPIERS = 8
 
 
 @dataclass(frozen=True)
@@ -308,18 +312,49 @@ def apart(pixels: Tensor, device: torch.device) -> bool:
     return pixels.device.type != device.type
 
 
-def staging(size: int, device: torch.device) -> Tensor:
-    """Return host memory for bytes on their way to a device.
+@dataclass(frozen=True, eq=False)
+class Gathering:
+    """Images that threads copy out of host memory or a mapped file, to one place from which they are sent."""
 
-    For a GPU it is pinned, so that copying does not wait for the device. PyTorch hands it out again only once the copy
-    that was started from it has ended.
-    """
-    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    staged: Tensor
+    work: Sequence[Future[Any]]
+
+    def sent(self, device: torch.device) -> Tensor:
+        """Wait for the threads and return the images on the device; on CUDA the copy is queued, not waited for."""
+        for each in self.work:
+            each.result()
+        return self.staged.to(device, non_blocking=True)
 
 
-def sent(images: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """Return rows of images (n, ...) that are kept on the host, on the device; `rows` are on the host too."""
-    shape = (len(rows), *images.shape[1:])
-    staged = staging(int(np.prod(shape, dtype=np.int64)), device).view(shape)
-    torch.index_select(images, 0, rows, out=staged)
-    return staged.to(device, non_blocking=True)
+def gather(images: Tensor, rows: Tensor, device: torch.device) -> Gathering:
+    """Begin to copy rows (on the host) of images (n, ...) that are kept on the host."""
+    staged = _staging((len(rows), *images.shape[1:]), device)
+    pieces = zip(rows.chunk(COPIERS), staged.chunk(COPIERS), strict=True)
+    copy = partial(torch.index_select, images, 0)
+    return Gathering(staged, [_copiers(os.getpid()).submit(copy, piece, out=target) for piece, target in pieces])
+
+
+def gather_spans(pixels: Tensor, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> Gathering:
+    """Begin to copy spans of a flat tensor that is kept on the host; they will lie one after the other."""
+    ends = np.cumsum(lengths)
+    staged = _staging((int(ends[-1]),), device)
+    source, target = pixels.numpy(), staged.numpy()
+
+    def copy(some: np.ndarray) -> None:
+        for start, length, end in zip(starts[some].tolist(), lengths[some].tolist(), ends[some].tolist(), strict=True):
+            target[end - length : end] = source[start : start + length]
+
+    pieces = np.array_split(np.arange(len(starts)), min(COPIERS, len(starts)))
+    return Gathering(staged, [_copiers(os.getpid()).submit(copy, piece) for piece in pieces])
+
+
+def _staging(shape: Sequence[int], device: torch.device) -> Tensor:
+    # For a GPU it is pinned, so that sending does not wait for the device. PyTorch hands pinned memory out again only
+    # once the copy that was started from it has ended.
+    return torch.empty(tuple(shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+@cache
+def _copiers(process: int) -> ThreadPoolExecutor:
+    # One for each process: threads do not survive a fork.
+    return ThreadPoolExecutor(COPIERS, thread_name_prefix="efcil-images")

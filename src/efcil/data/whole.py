@@ -8,7 +8,6 @@ box alone. The test view reads the whole image, as if that had been resized befo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,10 +23,7 @@ from efcil.data import tiers
 from efcil.data.augment import Augmentation, Normalisation, ResizedCrop
 from efcil.data.deferred import DeferredImages, Shapes
 from efcil.data.store import TaskImages, View
-from efcil.data.tiers import Keeping, Kept, Spool
-
-#: Threads that copy images out of host memory or a mapped file: from a file, each waits for its own pages.
-COPIERS = 8
+from efcil.data.tiers import Gathering, Keeping, Kept, Spool
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,22 +52,17 @@ class WholeImages:
         """First bytes and lengths, on the host."""
         return self.starts.cpu().numpy(), (3 * self.heights * self.widths).cpu().numpy()
 
-    def sent(self, rows: Tensor, rows_on_host: Tensor) -> WholeImages:
-        """Return some images of those that are kept on the host, on the device; both tensors name the same rows."""
-        device = self.starts.device
-        starts, lengths = (each[rows_on_host.numpy()] for each in self._spans)
-        ends = np.cumsum(lengths)
-        staged = tiers.staging(int(ends[-1]), device)
-        source, target = self.pixels.numpy(), staged.numpy()
+    def gather(self, rows: Tensor) -> Gathering:
+        """Begin to copy some images of those that are kept on the host; `rows` are on the host too."""
+        starts, lengths = (each[rows.numpy()] for each in self._spans)
+        return tiers.gather_spans(self.pixels, starts, lengths, self.starts.device)
 
-        def copy(start: int, length: int, end: int) -> None:
-            target[end - length : end] = source[start : start + length]
-
-        with ThreadPoolExecutor(COPIERS) as pool:
-            list(pool.map(copy, starts.tolist(), lengths.tolist(), ends.tolist()))
-        pixels = staged.to(device, non_blocking=True)
-        first = torch.from_numpy(ends - lengths).to(device)
-        return WholeImages(pixels, first, self.heights[rows], self.widths[rows], self.shapes)
+    def sent(self, gathering: Gathering, rows: Tensor) -> WholeImages:
+        """Return the images that were gathered, on the device; `rows`, on the device, say which they are."""
+        heights, widths = self.heights[rows], self.widths[rows]
+        lengths = 3 * heights * widths
+        pixels = gathering.sent(self.starts.device)
+        return WholeImages(pixels, torch.cumsum(lengths, 0) - lengths, heights, widths, self.shapes)
 
     def test_windows(self, rows: Tensor) -> Tensor:
         """Return the windows (count, 8) of the test views."""
@@ -163,10 +154,19 @@ class WholeTaskImages(TaskImages):
         assert isinstance(images, DeferredImages)
         return bring(images[rows], device, keeping)
 
-    def _resampled(self, rows: Tensor, rows_on_host: Tensor, windows: Tensor, flip: Tensor | None) -> Tensor:
+    @property
+    def _pixels(self) -> Tensor:
+        return self.images.pixels
+
+    def _gather(self, rows: Tensor) -> Gathering:
+        return self.images.gather(rows)
+
+    def _resampled(
+        self, rows: Tensor, gathering: Gathering | None, windows: Tensor, flip: Tensor | None = None
+    ) -> Tensor:
         images = self.images
-        if tiers.apart(images.pixels, self.device):
-            images = images.sent(rows, rows_on_host)
+        if gathering is not None:
+            images = images.sent(gathering, rows)
             rows = torch.arange(len(rows), device=self.device)
         return resampled(images, rows, windows, flip, self.normalisation, self.dtype)
 
@@ -187,17 +187,16 @@ class WholeTaskImages(TaskImages):
         chosen = view.order[start:stop]
         windows = crop_windows(view.draws["box"][start:stop], self.size)
         flip = view.draws["flip"][start:stop] if "flip" in view.draws else None
-        on_host = chosen if not tiers.apart(self.images.pixels, self.device) else view.order_on_host[start:stop]
-        return self._resampled(chosen, on_host, windows, flip), self.labels[chosen]
+        return self._resampled(chosen, self._gathering(view, start, stop), windows, flip), self.labels[chosen]
 
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of the test views of all images in stored order."""
         step = self.chunk_size()
         with doing("images", len(self)) as work:
             for start in range(0, len(self), step):
-                on_host = torch.arange(start, min(start + step, len(self)))
-                rows = on_host.to(self.device)
-                found = self._resampled(rows, on_host, self.images.test_windows(rows), None)
+                rows = torch.arange(start, min(start + step, len(self)), device=self.device)
+                gathering = self._gather(rows.cpu()) if self.apart else None
+                found = self._resampled(rows, gathering, self.images.test_windows(rows))
                 work.done += len(rows)
                 yield found, self.labels[rows]
 

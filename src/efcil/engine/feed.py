@@ -7,6 +7,8 @@ addresses from block to block, so that a captured step can read them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -29,7 +31,7 @@ def block_steps(data: TaskImages, batch_size: int) -> int:
 
 
 def prepared_bytes(data: TaskImages, batch_size: int) -> int:
-    """Return the bytes on the device of prepared images; on CUDA those of two blocks, and of a piece to be sent."""
+    """Return the bytes on the device of prepared images; on CUDA those of two blocks, and of pieces being sent."""
     images = (block_steps(data, batch_size) + 1) * batch_size
     block = images * 3 * data.size**2 * data.dtype.itemsize
     if data.device.type != "cuda":
@@ -109,6 +111,21 @@ class Feed:
         with torch.cuda.stream(self._beside):
             self._prepare(epoch, first_step)
 
+    def fetch(self, epoch: int, first_step: int) -> None:
+        """Begin to read the images of a block from the host, if they are kept there, while steps run."""
+        if not self.data.apart:
+            return
+        with nullcontext() if self._beside is None else torch.cuda.stream(self._beside):
+            view = self._epoch_view(epoch)
+            for begin, end in self._pieces(first_step):
+                self.data.fetch(view, begin, end)
+
+    def _pieces(self, first_step: int) -> Iterator[tuple[int, int]]:
+        """Yield which images of the epoch are rendered together for the block that starts at `first_step`."""
+        stop = min((first_step + self.block_steps) * self.batch_size, len(self.data))
+        for begin in range(first_step * self.batch_size, stop, self._piece):
+            yield begin, min(begin + self._piece, stop)
+
     def next_block(self, epoch: int, first_step: int) -> tuple[int, int]:
         """Return epoch and first step of the block after the one at `first_step` of `epoch`."""
         following = first_step + self.block_steps
@@ -145,9 +162,8 @@ class Feed:
         if self.repeats:
             self._prepare_previous(epoch, first_step)
         view = self._epoch_view(epoch)
-        start, stop = first_step * size, min((first_step + steps) * size, len(self.data))
-        for begin in range(start, stop, self._piece):
-            end = min(begin + self._piece, stop)
+        start = first_step * size
+        for begin, end in self._pieces(first_step):
             images, labels = self.data.render(view, begin, end)
             rows = slice(begin - start + size, end - start + size)
             self._into("images", images, rows, total)
