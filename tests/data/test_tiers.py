@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 import subprocess
@@ -264,6 +265,7 @@ def test_the_sentence_has_size_tier_room_and_peak() -> None:
         "65,000 images, 30.0 GiB, are kept in host memory (40.0 GiB free). Expected peak: 1.0 GiB"
     )
     assert "30.0 GiB on the host" in on_host
+    assert "31.0 GiB on the host" in Kept(65_000, 30 * gib, "host", room, CUDA).sentence(gib, gib)
     on_device = Kept(65_000, 3 * gib, "device", room, CUDA).sentence(gib)
     assert "peak: 4.0 GiB on the device and 0.0 MiB on the host" in on_device
     mapped = Kept(65_000, 30 * gib, "disk", Room(None, None, None), CPU).sentence(gib)
@@ -274,3 +276,14 @@ def test_prepared_steps_are_counted_as_the_feed_has_them() -> None:
     data = make(squares(), "shift")
     # 23 images in batches of 4 are 6 steps, and the batch before them: (6 + 1) * 4 float images of 8 x 8.
     assert feed.prepared_bytes(data, 4) == 28 * 3 * 64 * 4
+    assert feed.staged_bytes(data, 4) == 0
+
+
+def test_images_on_their_way_to_a_gpu_are_counted() -> None:
+    data = make(squares(), "shift")
+    blocks = 2 * feed.prepared_bytes(data, 4)
+    data.device = CUDA
+    assert (feed.prepared_bytes(data, 4), feed.staged_bytes(data, 4)) == (blocks, 0)
+    data.kept = dataclasses.replace(data.kept, tier="host")
+    # Two pieces of all 23 images on the device, two blocks of 6 batches on the host; 192 bytes each.
+    assert (feed.prepared_bytes(data, 4), feed.staged_bytes(data, 4)) == (blocks + 46 * 192, 48 * 192)

@@ -61,8 +61,12 @@ class Kept:
     room: Room
     device: torch.device
 
-    def sentence(self, prepared: int) -> str:
-        """Return one line for the user; `prepared` bytes of prepared steps are on the device, whatever the tier."""
+    def sentence(self, prepared: int, staged: int = 0) -> str:
+        """Return one line for the user.
+
+        `prepared` bytes of prepared steps are on the device, whatever the tier, and `staged` bytes of images on their
+        way to it are on the host.
+        """
         free = self.room.of(self.tier)
         beside = "" if free is None else f" ({gibibytes(free)} free)"
         where = "memory" if self.device.type == "cpu" and self.tier != DISK else _WORDS[self.tier]
@@ -71,7 +75,7 @@ class Kept:
             memory = prepared + (0 if self.tier == DISK else self.bytes)
             return f"{text}{gibibytes(memory)} for images and prepared steps; the network comes on top."
         on_device = prepared + (self.bytes if self.tier == DEVICE else 0)
-        on_host = self.bytes if self.tier == HOST else 0
+        on_host = staged + (self.bytes if self.tier == HOST else 0)
         return (
             f"{text}{gibibytes(on_device)} on the device and {gibibytes(on_host)} on the host for images and prepared "
             "steps; the network comes on top."

@@ -42,6 +42,13 @@ def prepared_bytes(data: TaskImages, batch_size: int) -> int:
     return 2 * block + on_the_way
 
 
+def staged_bytes(data: TaskImages, batch_size: int) -> int:
+    """Return the bytes on the host of images on their way to the device: a block read ahead, and one being sent."""
+    if data.device.type != "cuda" or data.kept.tier == DEVICE:
+        return 0
+    return 2 * block_steps(data, batch_size) * batch_size * data.kept.bytes // max(len(data), 1)
+
+
 class Feed:
     """Prepares blocks of steps for a learner and returns their batches."""
 

@@ -26,7 +26,7 @@ from efcil.engine import checkpoint, hardware
 from efcil.engine.background import Background
 from efcil.engine.checkpoint import CheckpointError
 from efcil.engine.evaluate import Answers, TestImages, evaluate
-from efcil.engine.feed import prepared_bytes
+from efcil.engine.feed import prepared_bytes, staged_bytes
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.lifecycle import Journal, State, Watch, learn_task
 from efcil.engine.progress import Progress
@@ -251,8 +251,9 @@ class Run:
         """Say where the images of the task are kept and what that takes: once, and whenever the place changes."""
         if data.kept.tier != self._tier:
             self._tier = data.kept.tier
-            prepared = prepared_bytes(data, self.plan.recipe(index).batch_size)
-            self.progress.say(f"task {index + 1}: {data.kept.sentence(prepared)}")
+            images = self.plan.recipe(index).batch_size
+            said = data.kept.sentence(prepared_bytes(data, images), staged_bytes(data, images))
+            self.progress.say(f"task {index + 1}: {said}")
 
     def _probes(self, index: int, answers: Answers) -> dict[str, Any]:
         """Return what is recorded about classes and about the directions of feature space that matter."""
