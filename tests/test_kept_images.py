@@ -139,6 +139,8 @@ def test_every_block_is_read_ahead_once(dataset: Dataset, tmp_path: Path, monkey
 
 
 def mapped(folder: Path) -> int:
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("only Linux says which files are mapped")
     return sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 

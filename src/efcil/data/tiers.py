@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -35,15 +35,18 @@ COPIERS = 8
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that are free for this process in every tier; None where that is not known, and never an obstacle."""
+    """Bytes that are free for this process in every tier; None where that is not known, and never an obstacle.
+
+    The disk is asked once, and only if its answer is needed: file systems of a network may be slow to answer.
+    """
 
     device: int | None
     host: int | None
-    disk: int | None
+    disk: Callable[[], int | None]
 
     def of(self, tier: str) -> int | None:
         """Return the free bytes of a tier."""
-        return {DEVICE: self.device, HOST: self.host, DISK: self.disk}[tier]
+        return self.disk() if tier == DISK else self.device if tier == DEVICE else self.host
 
     def has(self, tier: str, needed: int, spare: float) -> bool:
         """Return whether a tier takes `needed` bytes and keeps the share `spare` of what is free."""
@@ -93,12 +96,16 @@ class Keeping:
     def measure(self, device: torch.device) -> Room:
         """Return what is free now; processes of the run on this computer share host and disk."""
         here = ranks.place().local_size
-        host, disk = _free_host(), _free_disk(self.place)
-        shared_host, shared_disk = (None if free is None else free // here for free in (host, disk))
+        host = _shared(_free_host(), here)
+
+        @cache
+        def disk() -> int | None:
+            return _shared(_free_disk(self.place), here)
+
         if device.type == "cuda":
-            return Room(free_bytes(device), shared_host, shared_disk)
+            return Room(free_bytes(device), host, disk)
         # A CPU computes in host memory; how much other devices have cannot be asked.
-        return Room(shared_host if device.type == "cpu" else None, shared_host, shared_disk)
+        return Room(host if device.type == "cpu" else None, host, disk)
 
     @property
     def place(self) -> Path:
@@ -146,6 +153,10 @@ def free_bytes(device: torch.device) -> int:
     """Return how many bytes of a GPU are free, including those that PyTorch holds and does not use."""
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + reusable
+
+
+def _shared(free: int | None, processes: int) -> int | None:
+    return None if free is None else free // processes
 
 
 def _free_host(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -282,6 +293,7 @@ class Spool:
 
     def _move(self) -> None:
         """Write what is there to the file, and everything else that comes."""
+        self.room.disk()  # asked now, as what is written is no longer free
         try:
             self._file = _unnamed_file(self.keeping.place)
         except OSError as error:
