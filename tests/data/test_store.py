@@ -11,7 +11,6 @@ import torch
 from efcil.data import store
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.store import TaskImages, resident
-from efcil.errors import DataError
 
 CPU = torch.device("cpu")
 
@@ -26,7 +25,8 @@ def test_rows_of_a_memory_map_in_pieces(piece: int, tmp_path: Path, monkeypatch:
     images = np.load(tmp_path / "images.npy", mmap_mode="r")
     monkeypatch.setattr(store, "PIECE_BYTES", piece)
     rows = np.array([5, 0, 6, 3])
-    found = resident(images, rows, CPU)
+    found, kept = resident(images, rows, CPU)
+    assert (kept.tier, kept.count, kept.bytes) == ("device", 4, 4 * 48)
     assert found.is_contiguous()
     np.testing.assert_array_equal(found.permute(0, 2, 3, 1).numpy(), pixels()[rows])
 
@@ -46,12 +46,3 @@ def test_a_task_has_the_rows_it_is_given() -> None:
     )
     assert data.labels.tolist() == [3, 3, 3]
     np.testing.assert_array_equal(data.images.permute(0, 2, 3, 1).numpy(), pixels()[rows])
-
-
-def test_images_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2**30)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**40))
-    store._refuse_too_many(2**20, 2**11, torch.device("cuda"))
-    with pytest.raises(DataError, match=r"1,048,577 images .* 2\.0 GiB, but it has 2\.0 GiB free"):
-        store._refuse_too_many(2**20 + 1, 2**11, torch.device("cuda"))

@@ -75,7 +75,7 @@ def levels_apart(ours: torch.Tensor, theirs: np.ndarray) -> None:
 
 
 def test_crops_equal_those_of_pillow(photographs: list[Path]) -> None:
-    images = bring(deferred(photographs), CPU)
+    images, _ = bring(deferred(photographs), CPU)
     order = torch.arange(len(SIZES)).repeat(20)
     draws = ResizedCrop().draw_whole(images.heights[order], images.widths[order], seeds.generator("cpu", 0))
     found = plain_resampled(images, order, crop_windows(draws["box"], 14), draws["flip"])
@@ -128,7 +128,7 @@ def test_a_task_has_the_rows_it_is_given_in_their_order(photographs: list[Path])
 
 
 def test_larger_images_are_shrunk_to_the_bound(photographs: list[Path]) -> None:
-    kept = bring(deferred(photographs, stored=30), CPU)
+    kept, _ = bring(deferred(photographs, stored=30), CPU)
     assert [min(h, w) for h, w in zip(kept.heights.tolist(), kept.widths.tolist(), strict=True)] == [
         30,
         30,
@@ -227,7 +227,7 @@ def test_the_kernel_agrees_with_the_plain_version(photographs: list[Path]) -> No
     from efcil.data.augment_kernel import windowed_crop
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    images = bring(deferred(photographs, size=10), device)
+    images, _ = bring(deferred(photographs, size=10), device)
     order = torch.tensor([3, 0, 5, 5, 2, 4], device=device)
     draws = ResizedCrop().draw_whole(images.heights[order].cpu(), images.widths[order].cpu(), seeds.generator("cpu", 2))
     normalise = Normalisation((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))

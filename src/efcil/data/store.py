@@ -1,9 +1,10 @@
-"""The images a task may see, resident on the training device as one uint8 tensor."""
+"""The images a task may see, as one uint8 tensor: on the training device, or where there is room (tiers.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,49 +13,37 @@ from torch import Tensor
 
 from efcil import seeds
 from efcil.activity import doing
+from efcil.data import tiers
 from efcil.data.augment import Augmentation, Draws, Normalisation
 from efcil.data.deferred import DeferredImages
-from efcil.errors import DataError
+from efcil.data.tiers import Gathering, Keeping, Kept
 
 PIECE_BYTES = 1 << 28
 #: Which views of images give the statistics of classes: plain, or augmented once.
 VIEWS = ("plain", "augmented")
 
 
-def resident(images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device) -> Tensor:
-    """Return rows of `images` (N, h, w, 3), a memory map or not decoded yet, as a tensor (n, 3, h, w) on a device.
+def resident(
+    images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device, keeping: Keeping | None = None
+) -> tuple[Tensor, Kept]:
+    """Return rows of `images` (N, h, w, 3), a memory map or not decoded yet, as a tensor (n, 3, h, w), and where it is.
 
     They are copied in parts, so that only the result is in memory as a whole.
     """
+    keeping = keeping or Keeping()
     _, height, width, channels = images.shape
     bytes_each = height * width * channels
-    if device.type == "cuda":
-        _refuse_too_many(len(rows), bytes_each, device)
-    out = torch.empty((len(rows), channels, height, width), dtype=torch.uint8, device=device)
+    kept = keeping.choose(len(rows), len(rows) * bytes_each, device, keeping.measure(device))
+    out = tiers.allocate((len(rows), channels, height, width), kept, keeping)
     if isinstance(images, DeferredImages):  # in the order in which they are read fastest
         for places, pixels in images[rows].views():
-            out[torch.from_numpy(places).to(device)] = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
-        return out
+            out[torch.from_numpy(places).to(out.device)] = torch.from_numpy(pixels).to(out.device).permute(0, 3, 1, 2)
+        return out, kept
     step = max(1, PIECE_BYTES // bytes_each)
     for start in range(0, len(rows), step):
         piece = torch.from_numpy(np.ascontiguousarray(images[rows[start : start + step]], dtype=np.uint8))
-        out[start : start + step] = piece.to(device).permute(0, 3, 1, 2)
-    return out
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return how many bytes of a GPU are free, including those that PyTorch holds and does not use."""
-    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + reusable
-
-
-def _refuse_too_many(count: int, bytes_each: int, device: torch.device) -> None:
-    free = free_bytes(device)
-    if count * bytes_each > free:
-        raise DataError(
-            f"{count:,} images must fit on {device} together, {count * bytes_each / 2**30:.1f} GiB, but it has "
-            f"{free / 2**30:.1f} GiB free. Make the images or the tasks smaller, or free the GPU."
-        )
+        out[start : start + step] = piece.to(out.device).permute(0, 3, 1, 2)
+    return out, kept
 
 
 @dataclass(frozen=True)
@@ -65,10 +54,16 @@ class View:
     draws: Draws
     augmentation: Augmentation
 
+    @cached_property
+    def order_on_host(self) -> Tensor:
+        """The order, for images that are kept on the host."""
+        return self.order.cpu()
+
 
 class TaskImages:
-    """Images (n, 3, size, size) and labels (n,) of one task on a device, with augmentation and normalisation.
+    """Images (n, 3, size, size) and labels (n,) of one task for a device, with augmentation and normalisation.
 
+    The images are where there is room for them (`kept`); what is rendered is on the device and does not depend on that.
     Labels are positions in the class order. `rows` selects from the given images and labels; the default is all.
     Nothing here is ever saved: when a task ends, its images are freed.
     """
@@ -85,9 +80,11 @@ class TaskImages:
         name: str,
         dtype: torch.dtype = torch.float32,
         rows: np.ndarray | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         rows = np.arange(len(labels)) if rows is None else rows
-        self.images: Any = self._bring(images, rows, device)
+        found: tuple[Any, Kept] = self._bring(images, rows, device, keeping or Keeping())
+        self.images, self.kept = found
         self.labels = torch.from_numpy(np.asarray(labels, dtype=np.int64)[rows]).to(device)
         self.augmentation = augmentation
         self.normalisation = normalisation
@@ -95,9 +92,12 @@ class TaskImages:
         self.dtype = dtype
         self._seed = seed
         self._name = name
+        self._fetched: dict[tuple[int, int], tuple[View, Gathering]] = {}
 
-    def _bring(self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device) -> Any:
-        return resident(images, rows, device)
+    def _bring(
+        self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device, keeping: Keeping
+    ) -> tuple[Any, Kept]:
+        return resident(images, rows, device, keeping)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -124,8 +124,40 @@ class TaskImages:
         """Return network input and labels of the images from `start` to `stop` of a view."""
         chosen = view.order[start:stop]
         draws = {name: value[start:stop] for name, value in view.draws.items()}
-        images = view.augmentation.render(self.images, chosen, draws, self.normalisation, self.dtype)
+        kept, rows = self.images, chosen
+        if (gathering := self._gathering(view, start, stop)) is not None:
+            kept = gathering.sent(self.device)
+            rows = torch.arange(len(chosen), device=self.device)
+        images = view.augmentation.render(kept, rows, draws, self.normalisation, self.dtype)
         return images, self.labels[chosen]
+
+    # -- images that are kept on the host, for another device -----------------------------------------------------
+
+    @property
+    def apart(self) -> bool:
+        """Whether images are elsewhere than the device that computes, so that they are sent to it in pieces."""
+        return tiers.apart(self._pixels, self.device)
+
+    @property
+    def _pixels(self) -> Tensor:
+        return self.images
+
+    def _gather(self, rows: Tensor) -> Gathering:
+        return tiers.gather(self.images, rows, self.device)
+
+    def fetch(self, view: View, start: int, stop: int) -> None:
+        """Begin to gather images that will be rendered, beside other work; without this, `render` waits for them."""
+        if self.apart:
+            self._fetched[start, stop] = view, self._gather(view.order_on_host[start:stop])
+
+    def _gathering(self, view: View, start: int, stop: int) -> Gathering | None:
+        """Return the images of a view that must be sent, gathered or about to be; None if they are on the device."""
+        if not self.apart:
+            return None
+        fetched_view, gathering = self._fetched.pop((start, stop), (None, None))
+        if gathering is None or fetched_view is not view:
+            return self._gather(view.order_on_host[start:stop])
+        return gathering
 
     def chunk_size(self, limit: int = 1 << 28) -> int:
         """Return how many images may be rendered together so that one float copy stays within `limit` bytes."""
@@ -150,4 +182,5 @@ class TaskImages:
             for start in range(0, len(self), step):
                 work.done = start
                 stop = min(start + step, len(self))
-                yield self.normalisation(self.images[start:stop], self.dtype), self.labels[start:stop]
+                pixels = self.images[start:stop].to(self.device)
+                yield self.normalisation(pixels, self.dtype), self.labels[start:stop]

@@ -1,4 +1,4 @@
-"""Whole images of any shape on a device, and the crops that are cut from them.
+"""Whole images of any shape, and the crops that are cut from them on a device.
 
 The images of a task lie one after the other in one flat tensor of bytes. A `window` says what becomes of an image: the
 box of pixels that may be read, and which places of that box the pixels of the result come from. A random crop reads its
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,19 @@ from torch import Tensor
 
 from efcil.activity import doing
 from efcil.compiled import compiled
+from efcil.data import tiers
 from efcil.data.augment import PIXEL_VALUES, Augmentation, Draws, Normalisation
 from efcil.data.deferred import DeferredImages, Shapes
-from efcil.data.store import TaskImages, View, free_bytes
-from efcil.errors import DataError
+from efcil.data.store import TaskImages, View
+from efcil.data.tiers import Gathering, Keeping, Kept, Spool
 
 
 @dataclass(frozen=True, eq=False)
 class WholeImages:
-    """Images one after the other: their bytes (height x width x 3 each), first bytes, heights and widths."""
+    """Images one after the other: their bytes (height x width x 3 each), first bytes, heights and widths.
+
+    The bytes may be kept on the host (data/tiers.py); all else is on the device.
+    """
 
     pixels: Tensor
     starts: Tensor
@@ -40,6 +45,23 @@ class WholeImages:
         """Return one image (3, height, width)."""
         start, height, width = (int(each[row]) for each in (self.starts, self.heights, self.widths))
         return self.pixels[start : start + 3 * height * width].view(height, width, 3).permute(2, 0, 1)
+
+    @cached_property
+    def _spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """First bytes and lengths, on the host."""
+        return self.starts.cpu().numpy(), (3 * self.heights * self.widths).cpu().numpy()
+
+    def gather(self, rows: Tensor) -> Gathering:
+        """Begin to copy some images of those that are kept on the host; `rows` are on the host too."""
+        starts, lengths = (each[rows.numpy()] for each in self._spans)
+        return tiers.gather_spans(self.pixels, starts, lengths, self.starts.device)
+
+    def sent(self, gathering: Gathering, rows: Tensor) -> WholeImages:
+        """Return the images that were gathered, on the device; `rows`, on the device, say which they are."""
+        heights, widths = self.heights[rows], self.widths[rows]
+        lengths = 3 * heights * widths
+        pixels = gathering.sent(self.starts.device)
+        return WholeImages(pixels, torch.cumsum(lengths, 0) - lengths, heights, widths, self.shapes)
 
     def test_windows(self, rows: Tensor) -> Tensor:
         """Return the windows (count, 8) of the test views."""
@@ -57,40 +79,21 @@ def crop_windows(box: Tensor, size: int) -> Tensor:
     return torch.cat([box, nothing, box[:, 2:] / size], dim=1)
 
 
-def bring(images: DeferredImages, device: torch.device) -> WholeImages:
-    """Decode whole images and put them on a device."""
+def bring(images: DeferredImages, device: torch.device, keeping: Keeping | None = None) -> tuple[WholeImages, Kept]:
+    """Decode whole images and keep them where there is room; also return where that is."""
     count = len(images)
-    sizes = np.zeros((count, 2), np.int64)
-    pieces: list[tuple[np.ndarray, np.ndarray]] = []
-    decoded = 0
+    sizes, starts = np.zeros((count, 2), np.int64), np.zeros(count, np.int64)
+    spool, decoded = Spool(keeping or Keeping(), device, count), 0
+    # The images lie in the order in which they are read, which need not be that of the rows.
     for places, pixels in images.whole():
         sizes[places] = [each.shape[:2] for each in pixels]
-        pieces.append((places, np.concatenate([each.reshape(-1) for each in pixels])))
-        decoded += len(places)
-        total = sum(len(piece) for _, piece in pieces)
-        _refuse_too_many(count, total * count // decoded, device)
-    # The images lie in the order in which they were read, which need not be that of the rows.
-    starts = np.zeros(count, np.int64)
-    flat = torch.empty(sum(len(piece) for _, piece in pieces), dtype=torch.uint8, device=device)
-    end = 0
-    while pieces:
-        places, piece = pieces.pop(0)  # freed as it is copied
         lengths = 3 * sizes[places].prod(axis=1)
-        starts[places] = end + np.cumsum(lengths) - lengths
-        flat[end : end + len(piece)] = torch.from_numpy(piece).to(device)
-        end += len(piece)
+        starts[places] = spool.size + np.cumsum(lengths) - lengths
+        decoded += len(places)
+        spool.add(np.concatenate([each.reshape(-1) for each in pixels]), decoded)
+    flat, kept = spool.finish()
     places_of, heights, widths = (torch.from_numpy(each.copy()).to(device) for each in (starts, *sizes.T))
-    return WholeImages(flat, places_of, heights, widths, images.shapes)
-
-
-def _refuse_too_many(count: int, expected: int, device: torch.device) -> None:
-    """Refuse images that will not fit, as soon as those that are decoded show it."""
-    if device.type == "cuda" and expected > (free := free_bytes(device)):
-        raise DataError(
-            f"{count:,} whole images must fit on {device} together, about {expected / 2**30:.1f} GiB, but it has "
-            f"{free / 2**30:.1f} GiB free. Set stored_side to less (256 keeps a shorter side of 256 pixels), make the "
-            "tasks smaller, or free the GPU."
-        )
+    return WholeImages(flat, places_of, heights, widths, images.shapes), kept
 
 
 def resampled(
@@ -143,9 +146,33 @@ class WholeTaskImages(TaskImages):
 
     images: WholeImages
 
-    def _bring(self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device) -> Any:
+    def _bring(
+        self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device, keeping: Keeping
+    ) -> tuple[Any, Kept]:
         assert isinstance(images, DeferredImages)
-        return bring(images[rows], device)
+        return bring(images[rows], device, keeping)
+
+    @property
+    def _pixels(self) -> Tensor:
+        return self.images.pixels
+
+    def _gather(self, rows: Tensor) -> Gathering:
+        return self.images.gather(rows)
+
+    def _resampled(
+        self,
+        rows: Tensor,
+        gathering: Gathering | None,
+        windows: Tensor,
+        flip: Tensor | None = None,
+        normalisation: Normalisation | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        images = self.images
+        if gathering is not None:
+            images = images.sent(gathering, rows)
+            rows = torch.arange(len(rows), device=self.device)
+        return resampled(images, rows, windows, flip, normalisation or self.normalisation, dtype or self.dtype)
 
     @property
     def size(self) -> int:
@@ -158,14 +185,13 @@ class WholeTaskImages(TaskImages):
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
         chosen = view.order[start:stop]
+        gathering = self._gathering(view, start, stop)
         draws = {name: value[start:stop] for name, value in view.draws.items()}
         windows, flip = crop_windows(draws["box"], self.size), draws.get("flip")
         if view.augmentation.weak is view.augmentation:
-            found = resampled(self.images, chosen, windows, flip, self.normalisation, self.dtype)
-        else:
-            pixels = resampled(self.images, chosen, windows, flip, PIXEL_VALUES, torch.float32)
-            found = self.normalisation(view.augmentation.change(pixels, draws), self.dtype)
-        return found, self.labels[chosen]
+            return self._resampled(chosen, gathering, windows, flip), self.labels[chosen]
+        pixels = self._resampled(chosen, gathering, windows, flip, PIXEL_VALUES, torch.float32)
+        return self.normalisation(view.augmentation.change(pixels, draws), self.dtype), self.labels[chosen]
 
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of the test views of all images in stored order."""
@@ -173,8 +199,8 @@ class WholeTaskImages(TaskImages):
         with doing("images", len(self)) as work:
             for start in range(0, len(self), step):
                 rows = torch.arange(start, min(start + step, len(self)), device=self.device)
-                windows = self.images.test_windows(rows)
-                found = resampled(self.images, rows, windows, None, self.normalisation, self.dtype)
+                gathering = self._gather(rows.cpu()) if self.apart else None
+                found = self._resampled(rows, gathering, self.images.test_windows(rows))
                 work.done += len(rows)
                 yield found, self.labels[rows]
 

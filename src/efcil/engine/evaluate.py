@@ -15,6 +15,7 @@ from efcil.data.augment import Normalisation
 from efcil.data.deferred import DeferredImages
 from efcil.data.scenario import Scenario
 from efcil.data.store import resident
+from efcil.data.tiers import Keeping
 from efcil.evaluation.metrics import accuracy_rows
 from efcil.methods.base import Method
 
@@ -42,7 +43,10 @@ class Answers:
 
 
 class TestImages:
-    """All test images on a device as one uint8 tensor, sorted by label: images of seen classes come first."""
+    """All test images as one uint8 tensor, sorted by label: images of seen classes come first.
+
+    They are on the device, or where there is room for them (`kept`).
+    """
 
     __test__ = False  # pytest must not collect it as a test
 
@@ -54,10 +58,11 @@ class TestImages:
         normalisation: Normalisation,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        keeping: Keeping | None = None,
     ) -> None:
         order = np.argsort(labels, kind="stable")
         sorted_labels = np.asarray(labels, dtype=np.int64)[order]
-        self.images = resident(images, order, device)
+        self.images, self.kept = resident(images, order, device, keeping)
         self.labels = torch.from_numpy(sorted_labels).to(device)
         self.normalisation = normalisation
         self.dtype = dtype
@@ -77,10 +82,11 @@ class TestImages:
 
         On CUDA it always has the full length, padded with the last image: cuDNN would tune for every new shape.
         """
-        if self.images.is_cuda:
+        device = self.labels.device
+        if device.type == "cuda":
             rows = torch.arange(start, start + self.chunk_size(), device=self.images.device).clamp_(max=stop - 1)
-            return self.normalisation(self.images[rows], self.dtype)
-        return self.normalisation(self.images[start:stop], self.dtype)
+            return self.normalisation(self.images[rows].to(device), self.dtype)
+        return self.normalisation(self.images[start:stop].to(device), self.dtype)
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@ addresses from block to block, so that a captured step can read them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -14,11 +16,37 @@ from torch import Tensor
 
 from efcil import seeds
 from efcil.data.store import TaskImages, View
+from efcil.data.tiers import DEVICE
 from efcil.methods.base import Batch, Method, Plan, Task
 
 BLOCK = 128
 LARGE_BLOCK = 16
 FROZEN_PIECE = 1280
+
+
+def block_steps(data: TaskImages, batch_size: int) -> int:
+    """Return how many steps are prepared together."""
+    # Fixed by the image size alone: random draws must not depend on the memory of the machine.
+    return min(-(-len(data) // batch_size), BLOCK if data.size <= 64 else LARGE_BLOCK)
+
+
+def prepared_bytes(data: TaskImages, batch_size: int) -> int:
+    """Return the bytes on the device of prepared images; on CUDA those of two blocks, and of pieces being sent."""
+    images = (block_steps(data, batch_size) + 1) * batch_size
+    block = images * 3 * data.size**2 * data.dtype.itemsize
+    if data.device.type != "cuda":
+        return block
+    piece = min(FROZEN_PIECE, data.chunk_size())
+    # Where images are sent, the next piece may be on its way while one is rendered.
+    on_the_way = 0 if data.kept.tier == DEVICE else 2 * piece * data.kept.bytes // max(len(data), 1)
+    return 2 * block + on_the_way
+
+
+def staged_bytes(data: TaskImages, batch_size: int) -> int:
+    """Return the bytes on the host of images on their way to the device: a block read ahead, and one being sent."""
+    if data.device.type != "cuda" or data.kept.tier == DEVICE:
+        return 0
+    return 2 * block_steps(data, batch_size) * batch_size * data.kept.bytes // max(len(data), 1)
 
 
 class Feed:
@@ -35,8 +63,7 @@ class Feed:
         self.steps_per_epoch = -(-len(data) // batch_size)
         self.remainder = len(data) % batch_size
         self.repeats = learner.previous_images(task) if task.index > 0 else 0
-        # Fixed by the image size alone: random draws must not depend on the memory of the machine.
-        self.block_steps = min(self.steps_per_epoch, BLOCK if data.size <= 64 else LARGE_BLOCK)
+        self.block_steps = block_steps(data, batch_size)
         rows = (self.block_steps + 1) * batch_size
         shape = (rows, 3, data.size, data.size)
         self.images = torch.zeros(shape, device=data.device, dtype=data.dtype).contiguous(
@@ -94,6 +121,21 @@ class Feed:
         with torch.cuda.stream(self._beside):
             self._prepare(epoch, first_step)
 
+    def fetch(self, epoch: int, first_step: int) -> None:
+        """Begin to read the images of a block from the host, if they are kept there, while steps run."""
+        if not self.data.apart:
+            return
+        with nullcontext() if self._beside is None else torch.cuda.stream(self._beside):
+            view = self._epoch_view(epoch)
+            for begin, end in self._pieces(first_step):
+                self.data.fetch(view, begin, end)
+
+    def _pieces(self, first_step: int) -> Iterator[tuple[int, int]]:
+        """Yield which images of the epoch are rendered together for the block that starts at `first_step`."""
+        stop = min((first_step + self.block_steps) * self.batch_size, len(self.data))
+        for begin in range(first_step * self.batch_size, stop, self._piece):
+            yield begin, min(begin + self._piece, stop)
+
     def next_block(self, epoch: int, first_step: int) -> tuple[int, int]:
         """Return epoch and first step of the block after the one at `first_step` of `epoch`."""
         following = first_step + self.block_steps
@@ -130,9 +172,8 @@ class Feed:
         if self.repeats:
             self._prepare_previous(epoch, first_step)
         view = self._epoch_view(epoch)
-        start, stop = first_step * size, min((first_step + steps) * size, len(self.data))
-        for begin in range(start, stop, self._piece):
-            end = min(begin + self._piece, stop)
+        start = first_step * size
+        for begin, end in self._pieces(first_step):
             images, labels = self.data.render(view, begin, end)
             rows = slice(begin - start + size, end - start + size)
             self._into("images", images, rows, total)

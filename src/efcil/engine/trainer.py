@@ -121,10 +121,14 @@ class Trainer:
                 self.optimiser.skip(begin)
                 self.steps.start_at(begin)
                 following = self.feed.next_block(epoch, start)
-                ahead = self.execution.captured and following[0] < self.recipe.epochs
+                unread = following[0] < self.recipe.epochs
+                ahead = self.execution.captured and unread
                 for index in range(begin, steps):
                     self.step(index, self.feed.batch_length(start + index))
                     work.done += 1
+                    if unread:  # after a first step, so that the device has work meanwhile
+                        self.feed.fetch(*following)
+                        unread = False
                     if ahead and index >= min(begin + STEPS_AHEAD, steps // 4, steps - 1):
                         # The device works on these steps while the host prepares the next block.
                         self.feed.stage(*following)

@@ -15,6 +15,7 @@ from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.images import Dataset
 from efcil.data.scenario import Scenario, class_order, make_scenario
 from efcil.data.store import TaskImages
+from efcil.data.tiers import Keeping
 from efcil.data.whole import task_images
 from efcil.engine import hardware
 from efcil.engine.evaluate import TestImages
@@ -200,7 +201,7 @@ class Plan:
         return self.scenario.relabel(self.dataset.train.labels)
 
     def images(self, task: Task) -> TaskImages:
-        """Return the training images of a task, on the device."""
+        """Return the training images of a task, for the device."""
         chosen = np.flatnonzero((self.labels >= task.first_class) & (self.labels < task.seen))
         if len(chosen) == 0:
             raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
@@ -215,10 +216,11 @@ class Plan:
             name=f"task{task.index}",
             dtype=self.execution.dtype,
             rows=chosen,
+            keeping=Keeping(self.settings.keep_images),
         )
 
     def test_images(self) -> TestImages:
-        """Return all test images, on the device."""
+        """Return all test images, for the device; most of its memory is left to those of the tasks."""
         test = self.dataset.test
         return TestImages(
             test.images,
@@ -226,6 +228,7 @@ class Plan:
             normalisation=self.normalisation,
             device=self.execution.device,
             dtype=self.execution.dtype,
+            keeping=Keeping(self.settings.keep_images, spare=0.75),
         )
 
     # -- the shared first task, and the disk -----------------------------------------------------------------------

@@ -21,10 +21,12 @@ from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.core.feature_matrix import spectrum
 from efcil.data.images import Dataset
+from efcil.data.store import TaskImages
 from efcil.engine import checkpoint, hardware
 from efcil.engine.background import Background
 from efcil.engine.checkpoint import CheckpointError
 from efcil.engine.evaluate import Answers, TestImages, evaluate
+from efcil.engine.feed import prepared_bytes, staged_bytes
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.lifecycle import Journal, State, Watch, learn_task
 from efcil.engine.progress import Progress
@@ -172,6 +174,7 @@ class Run:
         self.clock = hardware.Clock(plan.execution.device)
         self.saving = Background()
         self.tracking = Tracking(log, tracked(plan), progress.say)
+        self._tier: str | None = None
 
     def execute(self) -> None:
         """Train the remaining tasks, then write the summary."""
@@ -211,6 +214,7 @@ class Run:
         with self.clock.phase("start_up"), doing("preparing the images of the task"):
             task = plan.task(index)
             data = plan.images(task)
+        self._say_where(index, data)
         learning = _TaskUnderWay(self, index)
         self.state.method = learn_task(
             plan.blueprint,
@@ -242,6 +246,14 @@ class Run:
         state.save(plan, self.state, self.clock, self.saving)
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
         self.progress.end_task(f"task {index + 1}/{plan.tasks} done: A_step {step:.2f} %  ({spent})")
+
+    def _say_where(self, index: int, data: TaskImages) -> None:
+        """Say where the images of the task are kept and what that takes: once, and whenever the place changes."""
+        if data.kept.tier != self._tier:
+            self._tier = data.kept.tier
+            images = self.plan.recipe(index).batch_size
+            said = data.kept.sentence(prepared_bytes(data, images), staged_bytes(data, images))
+            self.progress.say(f"task {index + 1}: {said}")
 
     def _probes(self, index: int, answers: Answers) -> dict[str, Any]:
         """Return what is recorded about classes and about the directions of feature space that matter."""

@@ -95,6 +95,14 @@ class Settings(TrainingSettings):
         "Splits of a dataset of the Hub for training and testing, if others are wanted: train,validation.",
         group="data",
     )
+    keep_images: str = option(
+        "auto",
+        "Where the decoded images of a task are kept: device (its memory), host (the computer's), disk (a file in the "
+        "cache folder, mapped into memory), or auto, the first of these that has room. Results do not depend on it.",
+        choices=("auto", "device", "host", "disk"),
+        group="hardware",
+        after="deterministic",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
