@@ -250,7 +250,7 @@ def test_probes_that_were_changed_removed_or_added_are_noticed(run: RunFolder) -
     with pytest.raises(RunFolderError, match=r"classes\.csv is damaged \(it was changed after the run ended\)"):
         run.verified_summary()
     file.unlink()
-    with pytest.raises(RunFolderError, match=r"classes\.csv is damaged"):
+    with pytest.raises(RunFolderError, match=r"classes\.csv is damaged \(it was removed after the run ended\)"):
         run.verified_summary()
     file.write_text(before)
     run.verified_summary()

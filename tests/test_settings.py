@@ -549,6 +549,7 @@ class TestIdle:
             ("--epochs 1 --set first_task.decay=0.5", "no milestones"),
             ("--set later.momentum=0.9", "later.optimiser=sgd"),
             ("--set later.rotations=true", "first_task.rotations"),
+            ("--set later.label_smoothing=0.1", "the loss of efc has no smoothed labels"),
             ("--method fetril fecam --set later.epochs=3", "only by the recipe of the first task"),
             ("--method joint --set later.learning_rate=0.1", "Change first_task.learning_rate"),
             ("--set regulariser=features efm_weight=5", "it is for regulariser=efm. Set that too"),
@@ -567,6 +568,8 @@ class TestIdle:
         "arguments",
         [
             "--set later.schedule=steps later.milestones=3,6 later.decay=0.5",
+            "--set first_task.label_smoothing=0.1 first_task.ema=0.99 later.ema=0.9",
+            "--method efc++ --set later.label_smoothing=0.1",
             "--method finetune --set later.milestones=3,29",
             "--set later.optimiser=sgd later.momentum=0.9",
             "--method fetril --set first_task.epochs=3",

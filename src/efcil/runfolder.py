@@ -336,7 +336,7 @@ class RunFolder:
             if optional and file.exists():
                 raise _damaged(file, "it was added after the run ended")
             if not optional and digests.get(file.name) != _file_digest(file):
-                raise _damaged(file, "it was changed after the run ended")
+                raise _damaged(file, f"it was {'changed' if file.exists() else 'removed'} after the run ended")
 
     def _metric_lines(self) -> list[str]:
         if not self.metrics_file.exists():

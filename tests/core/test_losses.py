@@ -26,6 +26,18 @@ def row_losses(logits: Tensor, targets: Tensor) -> list[float]:
     return losses
 
 
+def test_smoothed_labels_are_spread_over_all_classes() -> None:
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets = torch.tensor([0, 3, 1, 1, 2])
+    log, expected = logits.log_softmax(dim=1), []
+    for row, target in enumerate(targets.tolist()):
+        wanted = [0.3 / 4 + (0.7 if place == target else 0.0) for place in range(4)]
+        expected.append(-sum(share * float(log[row, place]) for place, share in enumerate(wanted)))
+    assert float(cross_entropy(logits, targets, smoothing=0.3)) == pytest.approx(sum(expected) / 5, rel=1e-12)
+    alone = cross_entropy(logits, targets, torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0]), smoothing=0.3)
+    assert float(alone) == pytest.approx(expected[1], rel=1e-12)
+
+
 def test_cross_entropy_plain_and_weighted() -> None:
     logits, targets = batch()
     losses = row_losses(logits, targets)

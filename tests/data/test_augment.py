@@ -96,6 +96,14 @@ def test_augmentations_are_what_their_names_say():
         "crop-flip-8": "zero-pad 8, random crop, flip",
         "padded-resized-crop": "zero-pad 4, random resized crop (0.08 to 1 of the area), flip",
         "resized-crop": "random resized crop (0.08 to 1 of the area), flip",
+        "crop-flip-trivial": "zero-pad 4, random crop, flip, TrivialAugment (statistics without it)",
+        "crop-flip-8-trivial": "zero-pad 8, random crop, flip, TrivialAugment (statistics without it)",
+        "padded-resized-crop-trivial": (
+            "zero-pad 4, random resized crop (0.08 to 1 of the area), flip, TrivialAugment (statistics without it)"
+        ),
+        "resized-crop-trivial": (
+            "random resized crop (0.08 to 1 of the area), flip, TrivialAugment (statistics without it)"
+        ),
     }
 
 
@@ -127,13 +135,13 @@ def test_cutting_an_epoch_into_pieces_changes_nothing(name):
         augmentation=make_augmentation(name), normalisation=Normalisation((0.5,) * 3, (0.2,) * 3),
         device=torch.device("cpu"), seed=5, name="task0",
     )  # fmt: skip
-    view = store.view("epoch", 3)
+    view = store.view("epoch", 3, training=True)
     whole = store.render(view, 0, 30)
-    again = store.view("epoch", 3)
+    again = store.view("epoch", 3, training=True)
     pieces = [store.render(again, start, start + 10) for start in (0, 10, 20)]
     assert torch.equal(whole[1], torch.cat([p[1] for p in pieces]))
     torch.testing.assert_close(whole[0], torch.cat([p[0] for p in pieces]), atol=1e-6, rtol=0)
-    assert not torch.equal(whole[1], store.render(store.view("epoch", 4), 0, 30)[1])
+    assert not torch.equal(whole[1], store.render(store.view("epoch", 4, training=True), 0, 30)[1])
 
 
 def test_unknown_augmentation_names_the_closest():

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from efcil import seeds
+from efcil.data import trivial
 from efcil.data.augment import Normalisation, ResizedCrop, make_augmentation
 from efcil.data.decode import Encoded, Fit, decode_image
 from efcil.data.deferred import DeferredImages, FileSupply, Shapes
@@ -137,6 +138,23 @@ def test_larger_images_are_shrunk_to_the_bound(photographs: list[Path]) -> None:
         30,
     ]
     assert (int(kept.widths[3]), int(kept.heights[3])) == (90, 20)
+
+
+def test_strong_views_are_for_training_only(photographs: list[Path]) -> None:
+    labels = np.arange(len(SIZES))
+    strong = make_task(deferred(photographs), labels, "resized-crop-trivial")
+    weak = make_task(deferred(photographs), labels)
+    assert isinstance(strong, WholeTaskImages)
+    for ours, theirs in zip(strong.augmented("prototypes"), weak.augmented("prototypes"), strict=True):
+        assert torch.equal(ours[0], theirs[0])
+    view = strong.view("epoch", 1, training=True)
+    rendered, _ = strong.render(view, 0, 6)
+    crops, _ = weak.render(weak.view("epoch", 1), 0, 6)
+    own = {name: view.draws[name] for name in ("operation", "level", "negative")}
+    pixels = trivial.changed((crops * 255).round(), **own)  # PLAIN maps pixel values to 0..1
+    torch.testing.assert_close(rendered, pixels / 255)
+    assert not torch.equal(rendered, crops)
+    assert rendered.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_an_epoch_in_pieces_is_the_same_epoch(photographs: list[Path]) -> None:

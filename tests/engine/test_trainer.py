@@ -23,18 +23,20 @@ from efcil.data.sources import SourceOptions, load_dataset
 from efcil.data.store import TaskImages
 from efcil.engine import feed as feed_module
 from efcil.engine.capture import CapturedStepRunner
+from efcil.engine.checkpoint import restore_training, training_tensors
 from efcil.engine.feed import Feed
 from efcil.engine.first_task import FirstTask
 from efcil.engine.optimiser import TorchOptimiser, rate_factor
 from efcil.engine.trainer import EpochReport, Execution, Position, Trainer
 from efcil.errors import TrainingError
-from efcil.methods import get
+from efcil.methods import get, incremental
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
 from efcil.network import fast
 from efcil.network.backbones import make_backbone
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet
 from efcil.settings import Recipe
+from efcil.testing.stream import SHORT, short_stream
 
 BATCH = 32
 PER_CLASS = 23  # two classes: 46 images, so that the last batch is short
@@ -620,3 +622,117 @@ def test_a_trainer_is_let_go_at_once() -> None:
         assert backbone() is None
     finally:
         gc.enable()
+
+
+# -- averaged weights and smoothed labels ----------------------------------------------------------------------------
+
+
+class Remembering(FirstTask):
+    """Remembers its weights before every step."""
+
+    def __init__(self, execution: Execution) -> None:
+        super().__init__(network(), task_of(0), rotations=False)
+        execution.equip(self)
+        self.before: list[dict[str, Tensor]] = []
+
+    def loss(self, batch: Batch) -> Terms:
+        self.before.append(parameters(self))
+        return super().loss(batch)
+
+
+@EXECUTIONS
+def test_averaged_weights_are_those_of_a_loop_over_the_steps(execution: Execution) -> None:
+    recipe = Recipe(learning_rate=1e-2, epochs=3, batch_size=BATCH)
+    plain = Remembering(execution)
+    Trainer(plain, images_of(0), task_of(0), recipe, execution).run()
+    steps = [*plain.before[1:], parameters(plain)]
+    expected = {name: value.double() for name, value in plain.before[0].items()}
+    for weights in steps:
+        expected = {name: 0.7 * value + 0.3 * weights[name].double() for name, value in expected.items()}
+    averaged = Remembering(execution)
+    Trainer(averaged, images_of(0), task_of(0), dataclasses.replace(recipe, ema=0.7), execution).run()
+    assert all(equal(*pair) for pair in zip(plain.before, averaged.before, strict=True)), "steps do not see it"
+    found, last = parameters(averaged), parameters(plain)
+    changed = 0
+    for name, value in found.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value.double(), expected[name], atol=1e-6, rtol=1e-5)
+            changed += not torch.equal(value, last[name])
+    assert changed > 10
+    assert any("running_mean" in name and not torch.equal(found[name], last[name]) for name in found)
+    # What the network answers is what a new one with these weights does.
+    fresh = first()
+    fresh.load_state_dict(found)
+    images = next(images_of(0).plain())[0]
+    torch.testing.assert_close(averaged.eval().scores(images), fresh.eval().scores(images), atol=1e-4, rtol=1e-4)
+
+
+class StopsAfter:
+    """Takes what a checkpoint has after some steps, and stops."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def due(self) -> bool:
+        self.steps -= 1
+        return self.steps == 0
+
+    def save(self, trainer: Trainer, position: Position) -> None:
+        self.position = position
+        self.tensors = {name: value.detach().clone() for name, value in training_tensors(trainer).items()}
+        raise KeyboardInterrupt
+
+
+@EXECUTIONS
+def test_averaging_resumes_to_the_bit(execution: Execution) -> None:
+    recipe = Recipe(learning_rate=1e-2, epochs=3, batch_size=BATCH, ema=0.8)
+    whole, half, rest = first(execution), first(execution), first(execution)
+    Trainer(whole, images_of(0), task_of(0), recipe, execution).run()
+    keeper = StopsAfter(3)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(half, images_of(0), task_of(0), recipe, execution).run(keeper=keeper)
+    trainer = Trainer(rest, images_of(0), task_of(0), recipe, execution)
+    restore_training(trainer, keeper.tensors)
+    trainer.run(keeper.position)
+    assert equal(parameters(whole), parameters(rest))
+
+
+def test_an_average_that_forgets_at_once_is_the_last_weights() -> None:
+    recipe = Recipe(learning_rate=1e-2, epochs=2, batch_size=BATCH)
+    results = []
+    for ema in (None, 0.0):
+        learner = first()
+        trainer = Trainer(learner, images_of(0), task_of(0), dataclasses.replace(recipe, ema=ema), PLAIN)
+        assert (trainer.average is None) == (ema is None)
+        trainer.run()
+        results.append(parameters(learner))
+    assert equal(*results)
+
+
+@pytest.mark.parametrize("name", sorted(incremental()))
+def test_losses_of_later_tasks_smooth_labels_where_traits_say_so(name: str) -> None:
+    """The term `current` changes, and no other term does."""
+    stream = short_stream()
+    method = stream.start(name)
+    if not method.about.trains_later:
+        pytest.skip("it trains nothing by gradient after the first task")
+    stream.learn(method, 1, dataclasses.replace(SHORT, epochs=1))  # its single class has no error to smooth
+    method.begin_task(stream.tasks[2])
+    batch = stream.batch(method, 2)
+    sharp = method.loss(batch)
+    soft = method.loss(dataclasses.replace(batch, label_smoothing=0.2))
+    changed = {term for term, value in sharp.items() if not torch.allclose(value, soft[term], rtol=1e-5)}
+    assert changed == ({"current"} if method.about.smooths_labels else set())
+
+
+@pytest.mark.parametrize("rotations", [False, True])
+def test_the_first_task_smooths_labels_by_the_recipe(rotations: bool) -> None:
+    recipe = Recipe(learning_rate=0.0, weight_decay=0.0, epochs=1, batch_size=BATCH, label_smoothing=0.3)
+    learner = first(rotations=rotations)
+    trainer = Trainer(learner, images_of(0), task_of(0), recipe, PLAIN)
+    trainer.feed.load(0, 0)
+    batch = trainer.feed.batch(0, BATCH)
+    assert batch.label_smoothing == 0.3
+    (found,) = learner.loss(batch).values()
+    (sharp,) = learner.loss(dataclasses.replace(batch, label_smoothing=0.0)).values()
+    assert found != sharp

@@ -11,7 +11,7 @@ import pytest
 from checks import QUICK, SHORT, Stream, short_stream
 
 from efcil import methods
-from efcil.evaluation.storage import StoredBytes, accuracy_against_bytes, stored_bytes
+from efcil.evaluation.storage import StoredBytes, stored_bytes
 from efcil.methods.base import Method
 from efcil.methods.storage import account
 from efcil.resolution.storage import FORMULAS, Formula, evaluate, with_table
@@ -86,7 +86,7 @@ def test_components_are_those_that_the_share_of_variance_needs() -> None:
     assert found["numbers"] < account(method)["covariance"]["numbers"]
 
 
-def test_accuracy_against_bytes_reads_summaries_of_all_versions() -> None:
+def test_summaries_of_all_versions_say_what_is_stored() -> None:
     common = {"label": "efc", "seed": 0, "A_inc": 60.0, "A_step": None, "parameters": 10}
     now = {**common, "stored": {"bytes": 7, "network": {"numbers": 11, "bytes": 44}}}
     earlier = {**common, "stored": {"bytes": 7}}
@@ -94,9 +94,3 @@ def test_accuracy_against_bytes_reads_summaries_of_all_versions() -> None:
     assert stored_bytes(earlier) == StoredBytes(40, 7)
     assert stored_bytes(common) is None
     assert stored_bytes({**earlier, "parameters": "many"}) is None
-    points = accuracy_against_bytes([now, common, earlier])
-    assert [(point.label, point.stored.total, point.accuracy) for point in points] == [
-        ("efc", 51, 60.0),
-        ("efc", 47, 60.0),
-    ]
-    assert np.isnan(accuracy_against_bytes([now], "A_step")[0].accuracy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -155,6 +156,14 @@ class TestFiles:
         assert begins == [b"<?xml", b"%PDF-", b"\x89PNG\r"]
         again = write_figure(self.figure, tmp_path / "again")
         assert [file.read_bytes() for file in again] == [file.read_bytes() for file in first]
+
+    @pytest.mark.filterwarnings("error")
+    def test_long_names_leave_room_for_the_axes(self, tmp_path: Path) -> None:
+        shared = "first_task.learning_rate=0.001, later.learning_rate=0.0001, classifier=own"
+        names = [f"efc, efm_weight={weight}, {shared}" for weight in (1, 2)]
+        write_figure(chart(*(Series(name, [1, 2], [1.0, 2.0]) for name in names)), tmp_path / "long", ["svg"])
+        labels = tuple(f"{number}" * 120 for number in range(4))
+        write_figure(replace(heat_map(4), row_labels=labels, column_labels=labels), tmp_path / "map", ["svg"])
 
     @pytest.mark.parametrize(
         "figure",

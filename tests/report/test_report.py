@@ -442,6 +442,15 @@ class TestGroups:
             "lwf",
         ]
 
+    def test_names_of_a_narrow_table_say_what_the_columns_would(self, tmp_path: Path) -> None:
+        other = Settings(method="lwf", scenario="cs5", epochs=2, overrides={"first_task.learning_rate": 0.5})
+        write_run(tmp_path, "digits", "cs5", label(other), 0, method="lwf").write_settings(other)
+        one = Settings(method="efc", scenario="cs5", epochs=2)
+        write_run(tmp_path, "digits", "cs5", label(one), 0, method="efc").write_settings(one)
+        text = render(table(find_runs([tmp_path])), "text", width=40)
+        assert "lwf, first_task.learning_rate=0.5\n" in text
+        assert "efc, first_task.learning_rate=0.001\n" in text
+
     def test_every_format_has_the_column(self, tmp_path: Path) -> None:
         found = self.sweep(tmp_path)
         assert "method  efm_weight  seeds" in render(found, "text", width=100)

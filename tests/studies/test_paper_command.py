@@ -116,7 +116,7 @@ def test_tasks_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_dry_run_trains_and_writes_nothing(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", str(study), "--output", str(tmp_path / "runs"), "--dry-run"]) == 0
     text = capsys.readouterr().out
-    assert text.count("  to do") == 4
+    assert text.count("seed0,1  ") == text.count("  to do  time unknown\n") == 2, "a line for the seeds of a row"
     assert "4 runs: 0 done, 4 to train." in text
     assert not (tmp_path / "runs").exists()
 
@@ -205,7 +205,7 @@ def test_what_there_is_is_written_before_an_error(
     absent = tmp_path / "absent"
     assert main(["paper", "spectrum", "--data", str(absent), "--output", str(tmp_path)]) == 2
     assert f"{absent} does not exist" in capsys.readouterr().err
-    assert (tmp_path / "paper/spectrum/spectrum-cifar100.md").exists()
+    assert not (tmp_path / "paper/spectrum").exists()
 
 
 def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,3 +275,34 @@ def test_the_result_is_written_when_training_ends_early(
     assert str(error) in printed.err
     assert "CIFAR-100 ws5: EFC (all seeds)" in printed.out
     assert (tmp_path / "runs/paper/spectrum/spectrum-cifar100.txt").exists()
+
+
+class TestNothingCanBeTrained:
+    """A mistake ends the command before a plan or a table hides it."""
+
+    @pytest.mark.parametrize("more", [[], ["--dry-run"]])
+    def test_data_that_does_not_exist(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+    ) -> None:
+        where = ["--data", str(tmp_path / "nowhere"), "--output", str(tmp_path / "runs")]
+        assert main(["paper", "table1", *where, *more]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("nowhere does not exist") == 1
+
+    def test_a_mistake_of_all_runs_is_named_once(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        text = STUDY.replace("frozen", "fecam").replace("device: cpu", "network: nonsense")
+        (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+        assert main(["paper", str(tmp_path / "mine.yaml"), "--dry-run"]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.count("nonsense") == 1
+        assert captured.out == ""
+
+    def test_images_that_cannot_be_read(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "images").mkdir()
+        where = ["--data", str(tmp_path / "images"), "--output", str(tmp_path / "runs")]
+        assert main(["paper", "table1", "--seeds", "0-1", "--quiet", *where]) == 2
+        captured = capsys.readouterr()
+        assert "A_step" not in captured.out
+        assert "None of the 52 runs was possible" in captured.err
+        assert not (tmp_path / "runs" / "paper").exists()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_log, counted, positive, trackers
-from efcil.errors import EfcilError, GridError, SettingsError
+from efcil.commands.parser import add_checkpoint_steps, add_debug, add_jobs_per_gpu, add_log, counted, trackers
+from efcil.errors import EfcilError, GridError, Mistakes, SettingsError
 
 if TYPE_CHECKING:
     from efcil.settings import Settings
@@ -59,12 +59,7 @@ def add_parser(subparsers: Any) -> None:
         type=Path,
         help="folder of results files (CSV): what they hold is not run again, and is part of the result",
     )
-    work.add_argument(
-        "--jobs-per-gpu",
-        metavar="N",
-        type=positive("--jobs-per-gpu"),
-        help="train this many runs at a time on every GPU (default: one run after the other, on one GPU)",
-    )
+    add_jobs_per_gpu(work)
     add_checkpoint_steps(work)
     add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the result")
@@ -127,6 +122,8 @@ class _Command:
         failure: BaseException | None = None
         if not self.arguments.no_training and any(run.wanted for run in runs):
             failure = self._train(runs)
+            if isinstance(failure, GridError) and failure.mistake and not any(map(_is_there, failure.paths)):
+                raise failure  # nothing could be trained: a table without ours would only hide the reason
         read_runs(self.cells, self.shown, self.output, measured)
         failure = self._compute(measured) or failure
         result = conclude(self.study, self.cells, self.shown, measured, self.fast)
@@ -156,6 +153,8 @@ class _Command:
         pairs = settings_of(self.chosen, self.seeds)
         hardware = Hardware.here()
         known = known_numbers(pairs, measured, measures_of(self.study))
+        if not self.arguments.no_training:
+            _refuse_mistakes([settings for number, (_, settings) in enumerate(pairs) if number not in known])
         runs = plan_runs([settings for _, settings in pairs], self.output, Times(self.output, hardware.name), known)
         if not self.arguments.quiet or self.arguments.dry_run:
             print(titled(self.study, self.fast))
@@ -196,6 +195,26 @@ class _Command:
             return None
         say = (lambda text: None) if self.arguments.quiet else print
         return perturb_runs(self.cells, self.shown, self.output, measured, say)
+
+
+def _is_there(path: Path) -> bool:
+    from efcil.runfolder import RunFolder
+
+    return RunFolder(path).summary_file.exists()
+
+
+def _refuse_mistakes(settings: Sequence[Settings]) -> None:
+    """Refuse settings that no run can have, before the plan is printed; all mistakes are named, each once."""
+    from efcil.data.sources import sources
+    from efcil.resolution import validate
+
+    found = Mistakes()
+    for each in settings:
+        # Without a source, runs can be planned all the same.
+        if each.dataset in sources():
+            with found.caught():
+                validate(each)
+    found.refuse("; nothing has been trained")
 
 
 def _validated(settings: Sequence[Settings]) -> list[Settings]:

@@ -115,6 +115,16 @@ def add_checkpoint_steps(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_jobs_per_gpu(parser: argparse._ActionsContainer) -> None:
+    """Add the flag of commands that train several runs."""
+    parser.add_argument(
+        "--jobs-per-gpu",
+        metavar="N",
+        type=positive("--jobs-per-gpu"),
+        help="train this many runs at a time on every GPU (default: one run after the other, on one GPU)",
+    )
+
+
 def add_log(parser: argparse._ActionsContainer) -> None:
     """Add the flag of commands whose training can be logged elsewhere."""
     parser.add_argument(

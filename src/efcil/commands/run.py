@@ -16,9 +16,9 @@ from efcil.commands.parser import (
     Parser,
     add_checkpoint_steps,
     add_debug,
+    add_jobs_per_gpu,
     add_log,
     add_option,
-    positive,
     take_wrong,
     trackers,
     varied,
@@ -71,12 +71,7 @@ def add_parser(subparsers: Any) -> None:
     work.add_argument("--config", metavar="FILE", type=Path, help="settings file (YAML); flags override what it says")
     work.add_argument("--output", metavar="DIR", type=Path, default=Path("runs"), help="where runs go (default: runs)")
     work.add_argument("--dry-run", action="store_true", help="print every run and its expected time, and train nothing")
-    work.add_argument(
-        "--jobs-per-gpu",
-        metavar="N",
-        type=positive("--jobs-per-gpu"),
-        help="train this many runs at a time on every GPU (default: one run after the other, on one GPU)",
-    )
+    add_jobs_per_gpu(work)
     add_flags(work)
     add_checkpoint_steps(work)
     add_log(work)

@@ -21,9 +21,13 @@ def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     return (weights * values).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Softmax cross-entropy of `logits` (B, m) and `targets` (B), averaged with `weights` (B) or plainly."""
-    return weighted_mean(functional.cross_entropy(_promoted(logits), targets, reduction="none"), weights)
+def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    """Softmax cross-entropy of `logits` (B, m) and `targets` (B), averaged with `weights` (B) or plainly.
+
+    With `smoothing`, that share of a target's probability is spread evenly over all m classes.
+    """
+    errors = functional.cross_entropy(_promoted(logits), targets, reduction="none", label_smoothing=smoothing)
+    return weighted_mean(errors, weights)
 
 
 def distillation(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from efcil.compiled import compiled
+from efcil.data import trivial
 from efcil.errors import unknown
 
 Draws = dict[str, Tensor]
@@ -38,6 +39,10 @@ class Normalisation:
         return (pixels.float() * scale + shift).to(dtype).contiguous(memory_format=torch.channels_last)
 
 
+#: Keeps pixel values 0..255 as they are.
+PIXEL_VALUES = Normalisation((0.0,) * 3, (1 / 255,) * 3)
+
+
 @cache
 def _constants(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
     # Created once: copying even three numbers makes the host wait for the device.
@@ -55,9 +60,22 @@ class Augmentation:
     #: Whether crops can be cut from whole images of any shape.
     cuts_whole = False
 
+    @property
+    def weak(self) -> Augmentation:
+        """The augmentation of the views that statistics are computed from: this one, unless it is a strong one."""
+        return self
+
     def draw(self, count: int, size: int, generator: torch.Generator) -> Draws:
         """Return the random numbers for `count` square images of `size` pixels, one row per image."""
         return {}
+
+    def draw_whole(self, heights: Tensor, widths: Tensor, generator: torch.Generator) -> Draws:
+        """Return the same for whole images of these shapes, where crops can be cut from them."""
+        raise NotImplementedError(f"{type(self).__name__} cuts no crops from whole images")
+
+    def change(self, pixels: Tensor, draws: Draws) -> Tensor:
+        """Return the pixel values (float, whole numbers 0..255) of crops after what follows the crop; here nothing."""
+        return pixels
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """Return pixel values (float, 0..255) of uint8 images (batch, 3, size, size) under their draws."""
@@ -175,6 +193,47 @@ class ResizedCrop(Augmentation):
         return super().render(images, order, draws, normalisation, dtype)
 
 
+class Trivial(Augmentation):
+    """A strong augmentation: another one, and after it TrivialAugment, one random operation for every image.
+
+    Statistics of classes are computed from views of the other one alone.
+    """
+
+    def __init__(self, inner: Augmentation) -> None:
+        self.inner = inner
+        self.flip = inner.flip
+        self.cuts_whole = inner.cuts_whole
+        self.description = f"{inner.description}, TrivialAugment (statistics without it)"
+
+    @property
+    def weak(self) -> Augmentation:
+        """The augmentation without TrivialAugment."""
+        return self.inner
+
+    def draw(self, count: int, size: int, generator: torch.Generator) -> Draws:
+        """Draw what the inner augmentation needs, then an operation, its level and its sign."""
+        return {**self.inner.draw(count, size, generator), **trivial.draw(count, generator)}
+
+    def draw_whole(self, heights: Tensor, widths: Tensor, generator: torch.Generator) -> Draws:
+        """Draw the same for images of any shape."""
+        return {**self.inner.draw_whole(heights, widths, generator), **trivial.draw(len(heights), generator)}
+
+    def change(self, pixels: Tensor, draws: Draws) -> Tensor:
+        """Change every image by its operation."""
+        return trivial.changed(pixels, draws["operation"], draws["level"], draws["negative"])
+
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+        """Crop, then change."""
+        return self.change(self.inner.apply(images, draws), draws)
+
+    def render(
+        self, images: Tensor, order: Tensor, draws: Draws, normalisation: Normalisation, dtype: torch.dtype
+    ) -> Tensor:
+        """As in the base class, with the kernel of the inner augmentation if it has one."""
+        pixels = self.inner.render(images, order, draws, PIXEL_VALUES, torch.float32)
+        return normalisation(self.change(pixels, draws), dtype)
+
+
 def triangle_filter(start: Tensor, length: Tensor, outputs: int, inputs: int, padding: int) -> Tensor:
     """Return matrices (batch, outputs, inputs) that resize the interval [start, start + length) to `outputs` pixels.
 
@@ -201,6 +260,10 @@ AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
     "crop-flip-8": lambda: ShiftedCrop(padding=8, flip=True),
     "padded-resized-crop": lambda: ResizedCrop(padding=4),
     "resized-crop": lambda: ResizedCrop(padding=0),
+    "crop-flip-trivial": lambda: Trivial(ShiftedCrop(padding=4, flip=True)),
+    "crop-flip-8-trivial": lambda: Trivial(ShiftedCrop(padding=8, flip=True)),
+    "padded-resized-crop-trivial": lambda: Trivial(ResizedCrop(padding=4)),
+    "resized-crop-trivial": lambda: Trivial(ResizedCrop(padding=0)),
 }
 
 

@@ -48,10 +48,11 @@ def resident(
 
 @dataclass(frozen=True)
 class View:
-    """One augmented view of all images: their order and the random numbers of each."""
+    """One augmented view of all images: their order, the random numbers of each, and what these are for."""
 
     order: Tensor
     draws: Draws
+    augmentation: Augmentation
 
     @cached_property
     def order_on_host(self) -> Tensor:
@@ -106,11 +107,18 @@ class TaskImages:
         """Height and width of the images in pixels."""
         return self.images.shape[-1]
 
-    def view(self, purpose: str, index: int = 0) -> View:
-        """Return the shuffled, augmented view called (purpose, index); the same name always gives the same view."""
+    def view(self, purpose: str, index: int = 0, *, training: bool = False) -> View:
+        """Return the shuffled, augmented view called (purpose, index); the same name always gives the same view.
+
+        A view for training is a strong one where the augmentation is; all others are weak.
+        """
+        augmentation = self.augmentation if training else self.augmentation.weak
         generator = seeds.generator(self.device, self._seed, self._name, purpose, index)
         order = torch.randperm(len(self), generator=generator, device=self.device)
-        return View(order, self.augmentation.draw(len(self), self.size, generator))
+        return View(order, self._draw(augmentation, order, generator), augmentation)
+
+    def _draw(self, augmentation: Augmentation, order: Tensor, generator: torch.Generator) -> Draws:
+        return augmentation.draw(len(order), self.size, generator)
 
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
@@ -120,7 +128,7 @@ class TaskImages:
         if (gathering := self._gathering(view, start, stop)) is not None:
             kept = gathering.sent(self.device)
             rows = torch.arange(len(chosen), device=self.device)
-        images = self.augmentation.render(kept, rows, draws, self.normalisation, self.dtype)
+        images = view.augmentation.render(kept, rows, draws, self.normalisation, self.dtype)
         return images, self.labels[chosen]
 
     # -- images that are kept on the host, for another device -----------------------------------------------------
@@ -156,7 +164,7 @@ class TaskImages:
         return max(1, min(len(self), limit // (4 * 3 * self.size * self.size), 2048))
 
     def augmented(self, purpose: str, index: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (input, labels) pieces of one augmented view of all images."""
+        """Yield (input, labels) pieces of one augmented view of all images, a weak one where training is strong."""
         view, step = self.view(purpose, index), self.chunk_size()
         with doing("images", len(self)) as work:
             for start in range(0, len(self), step):

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efcil import seeds
 from efcil.activity import doing
 from efcil.compiled import compiled
 from efcil.data import tiers
-from efcil.data.augment import Augmentation, Normalisation, ResizedCrop
+from efcil.data.augment import PIXEL_VALUES, Augmentation, Draws, Normalisation
 from efcil.data.deferred import DeferredImages, Shapes
 from efcil.data.store import TaskImages, View
 from efcil.data.tiers import Gathering, Keeping, Kept, Spool
@@ -146,7 +145,6 @@ class WholeTaskImages(TaskImages):
     """The images of a task, whole: crops are cut from them, and the plain view is the test view."""
 
     images: WholeImages
-    augmentation: ResizedCrop
 
     def _bring(
         self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device, keeping: Keeping
@@ -161,33 +159,32 @@ class WholeTaskImages(TaskImages):
     def _gather(self, rows: Tensor) -> Gathering:
         return self.images.gather(rows)
 
-    def _resampled(
-        self, rows: Tensor, gathering: Gathering | None, windows: Tensor, flip: Tensor | None = None
-    ) -> Tensor:
-        images = self.images
-        if gathering is not None:
-            images = images.sent(gathering, rows)
-            rows = torch.arange(len(rows), device=self.device)
-        return resampled(images, rows, windows, flip, self.normalisation, self.dtype)
+    def _source(self, rows: Tensor, gathering: Gathering | None) -> tuple[WholeImages, Tensor]:
+        """Return images on the device, and which of them `rows` are: all that were gathered, if they must be sent."""
+        if gathering is None:
+            return self.images, rows
+        return self.images.sent(gathering, rows), torch.arange(len(rows), device=self.device)
 
     @property
     def size(self) -> int:
         """Height and width of the network's input in pixels."""
         return self.images.shapes.size
 
-    def view(self, purpose: str, index: int = 0) -> View:
-        """Return the shuffled, augmented view called (purpose, index); the same name always gives the same view."""
-        generator = seeds.generator(self.device, self._seed, self._name, purpose, index)
-        order = torch.randperm(len(self), generator=generator, device=self.device)
-        heights, widths = self.images.heights[order], self.images.widths[order]
-        return View(order, self.augmentation.draw_whole(heights, widths, generator))
+    def _draw(self, augmentation: Augmentation, order: Tensor, generator: torch.Generator) -> Draws:
+        return augmentation.draw_whole(self.images.heights[order], self.images.widths[order], generator)
 
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
         chosen = view.order[start:stop]
-        windows = crop_windows(view.draws["box"][start:stop], self.size)
-        flip = view.draws["flip"][start:stop] if "flip" in view.draws else None
-        return self._resampled(chosen, self._gathering(view, start, stop), windows, flip), self.labels[chosen]
+        draws = {name: value[start:stop] for name, value in view.draws.items()}
+        windows, flip = crop_windows(draws["box"], self.size), draws.get("flip")
+        images, rows = self._source(chosen, self._gathering(view, start, stop))
+        if view.augmentation.weak is view.augmentation:
+            found = resampled(images, rows, windows, flip, self.normalisation, self.dtype)
+        else:
+            pixels = resampled(images, rows, windows, flip, PIXEL_VALUES, torch.float32)
+            found = self.normalisation(view.augmentation.change(pixels, draws), self.dtype)
+        return found, self.labels[chosen]
 
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of the test views of all images in stored order."""
@@ -196,7 +193,9 @@ class WholeTaskImages(TaskImages):
             for start in range(0, len(self), step):
                 rows = torch.arange(start, min(start + step, len(self)), device=self.device)
                 gathering = self._gather(rows.cpu()) if self.apart else None
-                found = self._resampled(rows, gathering, self.images.test_windows(rows))
+                images, places = self._source(rows, gathering)
+                windows = self.images.test_windows(rows)
+                found = resampled(images, places, windows, None, self.normalisation, self.dtype)
                 work.done += len(rows)
                 yield found, self.labels[rows]
 

@@ -41,7 +41,7 @@ INTERVAL = 300.0
 LARGEST_DESCRIPTION = 1 << 28
 #: Checkpoints of this name are in a folder that the user names, which may be a link. All other folders are our own.
 NAMED_BY_USERS = "model"
-LEARNER, OPTIMISER = "learner.", "optimiser."
+LEARNER, OPTIMISER, AVERAGE = "learner.", "optimiser.", "average."
 #: Steps after which the processes of a run ask each other whether one of them wants to save or to stop.
 STEPS_BETWEEN_QUESTIONS = 8
 
@@ -257,8 +257,10 @@ def remove(folder: Path, stem: str = "state") -> None:
 
 
 def training_tensors(trainer: Trainer) -> dict[str, Tensor]:
-    """Return everything that changes while a task trains: the learner's state and the optimiser's."""
+    """Return everything that changes while a task trains: the state of learner, optimiser and averaged weights."""
     learner = {LEARNER + name: value for name, value in trainer.learner.state_dict().items()}
+    average = {} if trainer.average is None else trainer.average.state()
+    learner |= {AVERAGE + name: value for name, value in average.items()}
     return learner | {OPTIMISER + name: value for name, value in trainer.optimiser.state().items()}
 
 
@@ -281,6 +283,8 @@ def restore_training(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
         value.copy_(saved[name])
     optimiser = {name.removeprefix(OPTIMISER): v for name, v in tensors.items() if name.startswith(OPTIMISER)}
     trainer.optimiser.load_state(optimiser)
+    if trainer.average is not None:
+        trainer.average.load_state({n.removeprefix(AVERAGE): v for n, v in tensors.items() if n.startswith(AVERAGE)})
 
 
 class TaskKeeper:

@@ -52,8 +52,11 @@ def staged_bytes(data: TaskImages, batch_size: int) -> int:
 class Feed:
     """Prepares blocks of steps for a learner and returns their batches."""
 
-    def __init__(self, learner: Method, data: TaskImages, task: Task, batch_size: int) -> None:
+    def __init__(
+        self, learner: Method, data: TaskImages, task: Task, batch_size: int, label_smoothing: float = 0.0
+    ) -> None:
         self.learner = learner
+        self.label_smoothing = label_smoothing
         self.data = data
         self.task = task
         self.batch_size = batch_size
@@ -185,7 +188,7 @@ class Feed:
     def _epoch_view(self, epoch: int) -> View:
         if epoch not in self._views:
             self._views = {e: v for e, v in self._views.items() if e == epoch - 1}
-            self._views[epoch] = self.data.view("epoch", epoch)
+            self._views[epoch] = self.data.view("epoch", epoch, training=True)
         return self._views[epoch]
 
     def _prepare_previous(self, epoch: int, first_step: int) -> None:
@@ -221,6 +224,7 @@ class Feed:
                 self.labels[start - size : start - size + self.repeats],
                 {name: value[start : start + length] for name, value in self.frozen.items()},
                 {name: value[place] for name, value in self.draws.items()},
+                self.label_smoothing,
             )
         rows = self._rows[length] + place * size
         labels = self.labels.index_select(0, rows)
@@ -230,6 +234,7 @@ class Feed:
             labels[length:],
             {name: value.index_select(0, rows[:length]) for name, value in self.frozen.items()},
             {name: value.index_select(0, place)[0] for name, value in self.draws.items()},
+            self.label_smoothing,
         )
 
 

@@ -50,9 +50,11 @@ class FirstTask(Method):
     def loss(self, batch: Batch) -> Terms:
         """Plain cross-entropy over the classes and, with rotations, their turned copies."""
         if self.auxiliary is None:
-            return {"current": cross_entropy(self.network.logits(self.network.features(batch.images)), batch.labels)}
+            logits = self.network.logits(self.network.features(batch.images))
+            return {"current": cross_entropy(logits, batch.labels, smoothing=batch.label_smoothing)}
         features = self.network.features(rotate_batch(batch.images))
         weight = torch.cat([self.network.head_weight(), self.auxiliary.weight])
         bias = torch.cat([self.auxiliary.bias.new_zeros(self.classes), self.auxiliary.bias])
         logits = functional.linear(features, weight, bias)
-        return {"current": cross_entropy(logits, rotation_labels(batch.labels, self.classes))}
+        labels = rotation_labels(batch.labels, self.classes)
+        return {"current": cross_entropy(logits, labels, smoothing=batch.label_smoothing)}

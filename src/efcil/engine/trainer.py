@@ -13,6 +13,7 @@ from torch import Tensor
 
 from efcil.activity import Work, doing
 from efcil.data.store import TaskImages
+from efcil.engine.average import WeightAverage
 from efcil.engine.capture import step_runner
 from efcil.engine.execution import Execution
 from efcil.engine.feed import Feed
@@ -72,7 +73,7 @@ class Trainer:
         self.recipe = recipe
         self.execution = execution
         learner.training_mode(recipe)
-        self.feed = Feed(learner, data, task, recipe.batch_size)
+        self.feed = Feed(learner, data, task, recipe.batch_size, recipe.label_smoothing)
         groups = learner.parameter_groups(recipe)
         self.optimiser: Optimiser
         self.trains = bool(groups) and recipe.epochs > 0
@@ -83,6 +84,8 @@ class Trainer:
             self.optimiser = FlatOptimiser(groups, recipe, fast, self.feed.block_steps, recipe.gradient_clip)
         else:
             self.optimiser = TorchOptimiser(groups, recipe, execution.captured, recipe.gradient_clip)
+        averages = self.trains and recipe.ema is not None
+        self.average = WeightAverage(learner, recipe.ema or 0.0) if averages else None
         self.names: list[str] = []
         self.losses = torch.zeros(self.feed.block_steps, MOST_TERMS, device=execution.device)
         self.steps = step_runner(execution, recipe.batch_size)
@@ -139,6 +142,8 @@ class Trainer:
                 reader.collect(start, begin, steps)
             reader.end_epoch(self.recipe.learning_rate * factor)
         reader.finish()
+        if self.average is not None:
+            self.average.replace()
         self._refuse_broken(Position(self.recipe.epochs - 1, self.feed.steps_per_epoch))
 
     @torch.no_grad()
@@ -172,6 +177,8 @@ class Trainer:
         values = torch.stack(list(terms.values()))
         self.optimiser.backward(values.sum())
         self.optimiser.step()
+        if self.average is not None:
+            self.average.update()
         with torch.no_grad():
             values = values.detach().float()
             if isinstance(place, int):

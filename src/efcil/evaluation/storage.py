@@ -1,9 +1,8 @@
-"""What finished runs store, read from their summaries: for accuracy against bytes."""
+"""What finished runs store, read from their summaries."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,16 +22,6 @@ class StoredBytes:
         return self.network + self.statistics
 
 
-@dataclass(frozen=True)
-class StoragePoint:
-    """A run in a plot of accuracy (percent, NaN if not measured) against bytes."""
-
-    label: str
-    seed: int
-    stored: StoredBytes
-    accuracy: float
-
-
 def stored_bytes(summary: Mapping[str, Any]) -> StoredBytes | None:
     """Return what the run of a summary stores, None if its summary does not say.
 
@@ -48,17 +37,6 @@ def stored_bytes(summary: Mapping[str, Any]) -> StoredBytes | None:
         own = _BYTES_OF_A_WEIGHT * parameters
     besides = _count(stored.get("bytes"))
     return None if own is None or besides is None else StoredBytes(own, besides)
-
-
-def accuracy_against_bytes(summaries: Iterable[Mapping[str, Any]], metric: str = "A_inc") -> list[StoragePoint]:
-    """Return a point for every summary that says what its run stores, in the order given."""
-    points = []
-    for summary in summaries:
-        stored, value = stored_bytes(summary), summary.get(metric)
-        if stored is not None:
-            accuracy = float(value) if isinstance(value, int | float) else math.nan
-            points.append(StoragePoint(str(summary["label"]), int(summary["seed"]), stored, accuracy))
-    return points
 
 
 def _count(value: Any) -> int | None:

@@ -15,11 +15,11 @@ import torch
 from efcil import ranks
 from efcil.activity import doing
 from efcil.data.images import Dataset
-from efcil.data.sources import load_dataset
+from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Waiting
-from efcil.errors import EfcilError, GridError, SettingsError, TrainingError
+from efcil.errors import EfcilError, GridError, SettingsError, TrainingError, some
 from efcil.experiment import shared_tasks
 from efcil.experiment.executors.local import InProcess
 from efcil.experiment.plan import Plan
@@ -49,18 +49,29 @@ class DataShelf:
     def __init__(self) -> None:
         self._key: tuple[object, ...] | None = None
         self._loaded: LoadedData | None = None
+        self._refused: dict[tuple[object, ...], EfcilError] = {}
 
     def get(self, settings: Settings) -> LoadedData:
-        """Return the images that a run is trained on."""
+        """Return the images that a run is trained on. What could not be loaded once is not tried again."""
         options = source_options(settings)
         key = (settings.dataset, settings.data, options)
+        if key in self._refused:
+            raise self._refused[key]
         if self._loaded is None or key != self._key:
             self._loaded = None  # free the old images before the new ones are loaded
-            place = None if settings.data is None else Path(settings.data)
-            with doing(f"loading the images of {settings.dataset}"):
-                dataset = load_dataset(settings.dataset, place, options)
-                self._key, self._loaded = key, LoadedData(dataset, shared_tasks.fingerprint(dataset))
+            try:
+                self._loaded = self._load(settings, options)
+            except EfcilError as error:
+                self._refused[key] = error
+                raise
+            self._key = key
         return self._loaded
+
+    def _load(self, settings: Settings, options: SourceOptions) -> LoadedData:
+        place = None if settings.data is None else Path(settings.data)
+        with doing(f"loading the images of {settings.dataset}"):
+            dataset = load_dataset(settings.dataset, place, options)
+            return LoadedData(dataset, shared_tasks.fingerprint(dataset))
 
 
 def run_grid(
@@ -133,7 +144,7 @@ def _what_failed(failures: dict[int, Failure], paths: Sequence[Path]) -> str:
         by_reason.setdefault(failures[number].reason, []).append(str(paths[number]))
     if len(failures) == len(paths) and len(by_reason) == 1:
         return f"{next(iter(by_reason))} (None of the {len(paths)} runs was possible.)"
-    reasons = " ".join(f"{', '.join(places)}: {reason}" for reason, places in by_reason.items())
+    reasons = " ".join(f"{some(places)}: {reason}" for reason, places in by_reason.items())
     return f"{len(failures)} of {len(paths)} runs failed. {reasons}"
 
 
@@ -286,13 +297,19 @@ def _choice(settings: Sequence[Settings]) -> list[str]:
 def _tell(
     failures: dict[int, Failure], number: int, error: Exception, place: Path, say: Callable[[str], None], debug: bool
 ) -> None:
-    """Note that a run failed, and say so while others follow: a reason in full when it occurs first."""
+    """Note that a run failed, and say so while others follow: a reason in full when it occurs first.
+
+    A mistake in settings or data is said once: it fails all runs that share it before anything is trained.
+    """
     if debug:
         traceback.print_exception(error)
     failure = Failure.of(error)
     known = failure in failures.values()
     failures[number] = failure
-    say(f"{place}: failed{', for the same reason.' if known else f'. {failure.reason}'}")
+    if not known:
+        say(f"{place}: failed. {failure.reason}")
+    elif not failure.mistake:
+        say(f"{place}: failed, for the same reason.")
 
 
 def _free_memory() -> None:

@@ -53,6 +53,10 @@ def _digest(facts: Sequence[Any], images: ImageSet) -> str:
     return total.hexdigest()
 
 
+#: Values of recipes that came later: where they are off, first tasks keep the keys that they had.
+_OFF_BEFORE = ("label_smoothing", "ema")
+
+
 def describe(
     data: str,
     classes: Sequence[int],
@@ -68,7 +72,7 @@ def describe(
         "classes": [int(c) for c in classes],
         "network": network,
         "augmentation": augmentation,
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": {name: v for name, v in dataclasses.asdict(recipe).items() if v or name not in _OFF_BEFORE},
         "seed": seed,
         "made_with": dict(made_with),
     }

@@ -41,6 +41,7 @@ class AdaptedGaussians(Method):
     name = "adagauss"
     summary = "class Gaussians behind a bottleneck, means and covariances carried over by a learned map, no collapse"
     family = "adagauss"
+    smooths_labels = True
 
     @dataclass(frozen=True)
     class Settings:
@@ -157,7 +158,7 @@ class AdaptedGaussians(Method):
         head = self.network.heads[-1][:, : features.shape[1]]
         distilled = functional.mse_loss(self.distiller(features), batch.frozen["features"])
         terms = {
-            "current": cross_entropy(features @ head.T, batch.labels - first),
+            "current": cross_entropy(features @ head.T, batch.labels - first, smoothing=batch.label_smoothing),
             "distillation": settings.distillation_weight * distilled,
         }
         if settings.collapse_weight > 0:

@@ -60,6 +60,8 @@ class Batch:
     previous_labels: Tensor
     frozen: dict[str, Tensor] = field(default_factory=dict)
     draws: dict[str, Tensor] = field(default_factory=dict)
+    #: The share of a label's probability that the recipe spreads over all classes.
+    label_smoothing: float = 0.0
 
     @property
     def size(self) -> int:
@@ -93,6 +95,8 @@ class Traits:
     learns_more: bool = False
     #: Whether the recipe of later tasks trains anything.
     trains_later: bool = True
+    #: Whether the loss of later tasks smooths labels by `batch.label_smoothing`; that of the first task always does.
+    smooths_labels: bool = False
     #: Which images training sees: the current task's, or those of all tasks so far, every time from scratch.
     images: Literal["task", "all"] = "task"
     #: After which tasks the method is trained and tested.
@@ -111,6 +115,8 @@ class Method(Keeping):
     summary: ClassVar[str] = ""
     #: Which of the preset's recipes later tasks follow.
     family: ClassVar[str] = "efc"
+    #: Whether `loss` smooths labels by `batch.label_smoothing`.
+    smooths_labels: ClassVar[bool] = False
 
     @dataclass(frozen=True)
     class Settings:
@@ -152,6 +158,7 @@ class Method(Keeping):
             keeps=("heads", *(memory.keeps if memory is not None else ())),
             decides_by_heads=by_heads,
             learns_more=by_heads and memory is not None and memory.blends and cls.embed is Method.embed,
+            smooths_labels=cls.smooths_labels,
         )
 
     @classmethod

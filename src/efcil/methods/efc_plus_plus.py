@@ -25,6 +25,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
 
     name = "efc++"
     summary = "EFC without rehearsal while the backbone trains; heads re-balanced on Gaussian features after each task"
+    smooths_labels = True
 
     @dataclass(frozen=True)
     class Settings(ElasticSettings):
@@ -81,7 +82,9 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
         delta = features - batch.frozen["features"]
         return {
             "drift": quadratic_drift(delta, self.feature_matrix, settings.efm_weight, settings.damping),
-            "current": cross_entropy(features @ self.network.heads[-1].T, batch.labels - first),
+            "current": cross_entropy(
+                features @ self.network.heads[-1].T, batch.labels - first, smoothing=batch.label_smoothing
+            ),
         }
 
     # -- the end of a task -------------------------------------------------------------------------------------

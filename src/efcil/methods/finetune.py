@@ -12,6 +12,7 @@ class FineTune(Method):
     name = "finetune"
     summary = "cross-entropy on the current classes, nothing against forgetting (lower bound)"
     family = "scheduled"
+    smooths_labels = True
 
     def begin_task(self, task: Task) -> None:
         """Grow a head and freeze the old ones."""
@@ -24,4 +25,4 @@ class FineTune(Method):
         features = self.network.features(batch.images)
         head = self.network.heads[-1]
         first = sum(self.network.head_sizes[:-1])
-        return {"current": cross_entropy(features @ head.T, batch.labels - first)}
+        return {"current": cross_entropy(features @ head.T, batch.labels - first, smoothing=batch.label_smoothing)}

@@ -51,7 +51,7 @@ class LearningWithoutForgetting(FineTune):
         settings = self.settings
         retained = distillation(logits[:, :old], batch.frozen["logits"], settings.temperature, settings.smoothing)
         return {
-            "current": cross_entropy(logits[:, old:], batch.labels - old),
+            "current": cross_entropy(logits[:, old:], batch.labels - old, smoothing=batch.label_smoothing),
             "distillation": settings.weight * retained,
         }
 

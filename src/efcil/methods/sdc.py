@@ -72,7 +72,8 @@ class SemanticDriftCompensation(Method):
     @classmethod
     def traits(cls, settings: Settings) -> Traits:
         """Later tasks follow the recipe of the base."""
-        return replace(super().traits(settings), family=_BASES[settings.base].family)
+        base = _BASES[settings.base]
+        return replace(super().traits(settings), family=base.family, smooths_labels=base.smooths_labels)
 
     @classmethod
     def recipe(cls, settings: Settings, preset: Recipe) -> Recipe:

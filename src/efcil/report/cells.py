@@ -45,3 +45,8 @@ def paper(value: PaperValue | None, plus_minus: str) -> str:
 def one_line(text: object) -> str:
     """Return text on one line: after a line break in a name, the rest would be read as something else."""
     return printable(" ".join(str(text).split()))
+
+
+def escape_markdown(text: str) -> str:
+    """Return text on one line for a cell of a Markdown table: no cell ends inside it, and no HTML begins."""
+    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

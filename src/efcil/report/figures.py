@@ -71,7 +71,7 @@ def old_classes(shown: Shown) -> Figure | None:
     """Accuracy on the classes of earlier tasks, after every task."""
     found = [(i, name, details.old_and_new()[0]) for i, _, name, details in shown.named()]
     series = [_over_tasks(name, values, i, shown.key(i)) for i, name, values in found]
-    return _tasks("Old classes", "accuracy on classes of earlier tasks (%)", series)
+    return _tasks("Old classes", "accuracy on earlier tasks (%)", series)
 
 
 def new_classes(shown: Shown) -> Figure | None:
@@ -161,8 +161,10 @@ def _sweep(shown: Shown, metric: str, setting: str) -> Figure | None:
     found_numbers = [number for number in numbers.values() if number is not None]
     log = numeric and min(found_numbers) > 0 and max(found_numbers) / min(found_numbers) >= 10
     labels = () if numeric else tuple(words)
+    whole = numeric and all(number.is_integer() for number in found_numbers)
     title = f"{METRICS[metric]} against {setting}"
-    return Figure(title, setting, _FINAL[metric], tuple(series), (), log, x_labels=labels, limits=_limits(metric))
+    y_title, limits = _FINAL[metric], _limits(metric)
+    return Figure(title, setting, y_title, tuple(series), (), log, whole_x=whole, x_labels=labels, limits=limits)
 
 
 def _ends(value: Statistic) -> tuple[list[float | None], list[float | None]]:
@@ -243,7 +245,7 @@ def losses(details: Details) -> list[Figure]:
             found = [values.get(term) for _, values in epochs]
             y = [float(v) if isinstance(v, int | float) else math.nan for v in found]
             series.append(Series(f"seed {number}", [float(i + 1) for i in range(len(y))], y))
-        figures.append(Figure(term, "epoch, over all tasks", "loss", tuple(series), marks))
+        figures.append(Figure(term, "epoch, over all tasks", "loss", tuple(series), marks, whole_x=True))
     return figures
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from efcil.errors import SettingsError, printable, unknown
+from efcil.errors import SettingsError, printable, shortened, unknown
 from efcil.report.figure import (
     COLOURS,
     SHAPES,
@@ -25,6 +26,8 @@ from efcil.report.figure import (
 )
 
 FIGURE_FORMATS = ("svg", "pdf", "png")
+#: A longer name of a series has no room beside the axes.
+_LONG_NAME = 24
 _MARKERS = dict(zip(SHAPES, ("o", "s", "^", "D"), strict=True))
 #: Fonts are embedded as fonts, so that publishers accept the files and text can be searched; names are never formulas.
 _SETTINGS: dict[str, Any] = {
@@ -72,7 +75,7 @@ def write_figure(figure: Figure | HeatMap, stem: Path | str, formats: Sequence[s
             _heat_map(figure, canvas, axes)
         else:
             _lines(figure, canvas, axes)
-        axes.set_title(printable(figure.title), loc="left")
+        axes.set_title(_wrapped(figure.title, round(12 * canvas.get_figwidth())), loc="left")
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
             for name in formats:
@@ -90,18 +93,32 @@ def _size(figure: Figure | HeatMap) -> tuple[float, float]:
     if isinstance(figure, HeatMap):
         rows, columns = np.asarray(figure.values).shape
         return 1.4 + min(5.0, max(2.2, 0.32 * columns)), 0.9 + min(5.0, max(1.6, 0.26 * rows))
-    return (5.4 if _has_legend(figure) else 4.2), 2.9
+    below = sum(label.count("\n") + 1 for label in _labels(figure)) if _legend_is_below(figure) else 0
+    return (5.4 if _has_legend(figure) else 4.2), 2.9 + 0.17 * below
 
 
 def _has_legend(figure: Figure) -> bool:
     return len(figure.series) > 1
 
 
+def _legend_is_below(figure: Figure) -> bool:
+    """Say whether names are so long that beside the axes they would leave no room for them."""
+    return _has_legend(figure) and max(len(printable(series.label)) for series in figure.series) > _LONG_NAME
+
+
+def _labels(figure: Figure) -> list[str]:
+    return [_wrapped(series.label, 70) for series in figure.series]
+
+
+def _wrapped(words: str, width: int) -> str:
+    return textwrap.fill(printable(words), width, break_on_hyphens=False)
+
+
 def _lines(figure: Figure, canvas: Any, axes: Any) -> None:
-    places, shades = styles(figure), _shades(len(figure.series))
+    places, shades, labels = styles(figure), _shades(len(figure.series)), _labels(figure)
     for index, series in enumerate(figure.series):
         colour, dash = (shades[index], "") if figure.ordered else style(places[index])
-        drawn = {"color": colour, "label": printable(series.label), "zorder": 3}
+        drawn = {"color": colour, "label": labels[index], "zorder": 3}
         spread = band(series, figure.limits)
         x, y = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
         if series.joined:
@@ -118,8 +135,9 @@ def _lines(figure: Figure, canvas: Any, axes: Any) -> None:
     _references(figure, axes)
     _axes(figure, axes)
     if _has_legend(figure):
-        many = len(figure.series) > 12
-        canvas.legend(loc="outside right upper", fontsize=6 if many else 8, ncols=2 if many else 1)
+        many, below = len(figure.series) > 12, _legend_is_below(figure)
+        place = "outside lower left" if below else "outside right upper"
+        canvas.legend(loc=place, fontsize=6 if many else 8, ncols=2 if many and not below else 1)
 
 
 def _references(figure: Figure, axes: Any) -> None:
@@ -199,7 +217,7 @@ def _heat_map(figure: HeatMap, canvas: Any, axes: Any) -> None:
     rows, columns = values.shape
     for axis, labels in ((axes.xaxis, figure.column_labels), (axes.yaxis, figure.row_labels)):
         step = math.ceil(len(labels) / 20) if labels else 1
-        axis.set_ticks(range(0, len(labels), step), [printable(name) for name in labels[::step]])
+        axis.set_ticks(range(0, len(labels), step), [shortened(printable(name), 28) for name in labels[::step]])
     if max(len(name) for name in figure.column_labels) > 3:
         axes.tick_params(axis="x", labelrotation=90)
     axes.set_xlabel(printable(figure.column_title))

@@ -56,6 +56,11 @@ class Group:
         parts = [f"{name}={value_of(row, name)}" for name in told_by if value_of(row, name)]
         return ", ".join([row.method or row.label, *parts])
 
+    def whole_name(self, row: Row) -> str:
+        """Return the name of a row where there are no columns for settings: its method and all of them."""
+        values = zip(self.settings, self.values(row), strict=True)
+        return ", ".join([row.method or row.label, *(f"{name}={value}" for name, value in values if value)])
+
     def values(self, row: Row) -> list[str]:
         """Return the row's values of the settings that are columns; empty where its method has no such setting."""
         return [value_of(row, name) for name in self.settings]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from efcil.errors import SettingsError, printable, unknown
 from efcil.output import csv_line
-from efcil.report.cells import any_paper, mean_of, notes_of, one_line, ours, paper
+from efcil.report.cells import any_paper, escape_markdown, mean_of, notes_of, one_line, ours, paper
 from efcil.report.groups import Group, best_and_second, value_of
 from efcil.report.latex import latex
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
@@ -61,7 +61,8 @@ def _text_group(group: Group, metrics: Sequence[str], width: int) -> str:
     told_apart = [["method", *group.settings], *([row.method or row.label, *group.values(row)] for row in group.rows)]
     names = _side_by_side(told_apart)
     if len(names[0]) + sum(2 + max(map(len, column)) for column in zip(heading, *body, strict=True)) > width:
-        names = ["method", *(group.name(row) for row in group.rows)]  # too many columns for this screen
+        # Too many columns for this screen: what they would say is the name of the row.
+        names = ["method", *(group.whole_name(row) for row in group.rows)]
     title = group.title + (f" (all rows: {', '.join(group.shared)})" if group.shared else "")
     title = textwrap.fill(printable(title), width, subsequent_indent="  ", break_long_words=False)
     return _text_table(title, names, heading, body, width)
@@ -127,11 +128,11 @@ def _markdown(table: Table, metrics: Sequence[str]) -> str:
             parts.append("Tested on held-out training images, not on test images:\n")
         parts += [each for each in tables if each]
     problems = [
-        f"`{one_line(problem.path).replace('`', chr(39))}`: {_escape_markdown(one_line(problem.reason))}"
+        f"`{one_line(problem.path).replace('`', chr(39))}`: {escape_markdown(one_line(problem.reason))}"
         for problem in table.problems
     ]
     notes = [note for group in every for note in (*_shared(group), *notes_of(group))]
-    for title, items in (("Notes", list(map(_escape_markdown, notes))), ("Not in the table", problems)):
+    for title, items in (("Notes", list(map(escape_markdown, notes))), ("Not in the table", problems)):
         if items:
             parts.append(f"{title}:\n\n" + "".join(f"- {item}\n" for item in items))
     return "\n".join(parts)
@@ -150,11 +151,11 @@ def _markdown_table(chosen: Sequence[Group], metrics: Sequence[str]) -> str:
     published = [metric for metric in metrics if any_paper([row for _, row in rows], metric)]
     for metric in metrics:
         heading += [METRICS[metric], "paper"] if metric in published else [METRICS[metric]]
-    lines = [list(map(_escape_markdown, heading)), ["---"] * left + ["---:"] * (len(heading) - left)]
+    lines = [list(map(escape_markdown, heading)), ["---"] * left + ["---:"] * (len(heading) - left)]
     for group, row in rows:
         names = [row.dataset, row.scenario, *([group.held_out] if group.held_out is not None else [])]
         names += [row.method or row.label, *(value_of(row, name) for name in settings), str(len(row.seeds))]
-        cells = list(map(_escape_markdown, names))
+        cells = list(map(escape_markdown, names))
         for metric in metrics:
             place = best_and_second(group.rows, metric).get(row.label, "")
             cells.append(_marked(ours(row.ours.get(metric), metric, " ± "), place))
@@ -167,23 +168,19 @@ def _markdown_table(chosen: Sequence[Group], metrics: Sequence[str]) -> str:
 def _markdown_classifiers(chosen: Sequence[Group], metrics: Sequence[str]) -> str:
     shown = [metric for metric in CLASSIFIER_METRICS if metric in metrics]
     body = [
-        [*map(_escape_markdown, (row.dataset, row.scenario, group.name(row), classifier))]
+        [*map(escape_markdown, (row.dataset, row.scenario, group.name(row), classifier))]
         + [ours(values.get(metric), metric, " ± ") for metric in shown]
         for group in chosen
         for row in group.rows
         for classifier, values in row.by_classifier(metrics).items()
     ]
     heading = ["dataset", "scenario", "method", "classifier", *(METRICS[metric] for metric in shown)]
-    lines = [list(map(_escape_markdown, heading)), ["---"] * 4 + ["---:"] * len(shown), *body]
+    lines = [list(map(escape_markdown, heading)), ["---"] * 4 + ["---:"] * len(shown), *body]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines) if body else ""
 
 
 def _marked(text: str, place: str) -> str:
     return {"best": f"**{text}**", "second": f"<u>{text}</u>"}.get(place, text)
-
-
-def _escape_markdown(text: str) -> str:
-    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 # -- CSV -------------------------------------------------------------------------------------------------------------

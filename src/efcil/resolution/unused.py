@@ -76,6 +76,8 @@ def _reason(method: str, own: Any, stage: str, field: str, recipe: Recipe) -> st
         return f"{method} trains its network only by the recipe of the first task. Change first_task.{field}"
     if stage == "later" and field == "rotations":
         return "only the first task has rotated classes. Change first_task.rotations"
+    if stage == "later" and field == "label_smoothing" and not methods.get(method).traits(own).smooths_labels:
+        return f"the loss of {method} has no smoothed labels. Change first_task.label_smoothing"
     if field in ("milestones", "decay") and recipe.schedule != "steps":
         return f"the schedule is {recipe.schedule}, which has no milestones. Set {stage}.schedule=steps too"
     if field == "milestones" and recipe.milestones and recipe.milestones[-1] >= recipe.epochs:

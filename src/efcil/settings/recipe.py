@@ -31,6 +31,19 @@ class Recipe:
     gradient_clip: float | None = option(
         None, "Norm that the gradient of all parameters together is clipped to; none: no clipping.", minimum=1e-9
     )
+    label_smoothing: float = option(
+        0.0,
+        "Share of a label's probability that is spread evenly over all classes of the softmax; 0: labels as they are.",
+        minimum=0,
+        maximum=1,
+    )
+    ema: float | None = option(
+        None,
+        "Decay per step of an exponential moving average of the weights, which takes their place when the task ends, "
+        "before statistics and tests: 0.99 averages about the last 100 steps; none: no average.",
+        minimum=0,
+        maximum=0.999999,
+    )
     normalisation: str = option(
         "trained",
         "Whether BatchNorm is trained, or frozen with its statistics, scales and shifts.",

@@ -47,7 +47,9 @@ class TrainingSettings:
     augmentation: str | None = option(
         None,
         "Training augmentation, by default the preset's: none, shift, crop-flip, crop-flip-8 (padded by 4 and 8 "
-        "pixels), padded-resized-crop (EFC's for CIFAR-100), resized-crop.",
+        "pixels), padded-resized-crop (EFC's for CIFAR-100), resized-crop, crop-flip-trivial, crop-flip-8-trivial, "
+        "padded-resized-crop-trivial, resized-crop-trivial (the same, then TrivialAugment in training and not in the "
+        "views that statistics are computed from).",
         group="training",
     )
     epochs: int | None = option(

@@ -290,8 +290,8 @@ def sources_in_words(sources: Sequence[str], hardware: str, output: Path) -> lis
             found.append("Some are scaled from CIFAR-100's to larger images, which is rough.")
         if hardware != measured_on():
             found.append(
-                f"This machine has {hardware or 'other hardware'}, where runs take another time, on a processor very "
-                "much longer. Once it has trained some epochs, the same command counts with those."
+                f"This machine has {hardware or 'other hardware'}: runs take another time here, and very much longer "
+                "without a GPU. Once some epochs are trained here, the same command uses their times."
             )
     if "" in sources and any(sources):
         found.append("For some runs nobody has measured the time: they are not in the sum.")

@@ -13,6 +13,7 @@ from efcil.settings import Settings
 from efcil.studies import estimate
 from efcil.studies.estimate import Estimate, Times
 from efcil.studies.measures import Key, Measured, key_of
+from efcil.studies.readers import seeds_in_words
 from efcil.studies.study import Cell
 
 FINISHED, KNOWN, UNFINISHED, TO_DO = "finished", "in the results", "unfinished", "to do"
@@ -90,16 +91,26 @@ def _seconds(run: Planned) -> float:
 
 
 def listed(runs: Sequence[Planned]) -> str:
-    """Return a line for every run: folder, state, expected time."""
+    """Return folder, state and expected time of every run; seeds that are equally far share a line."""
     if not runs:
         return "No runs."
-    paths = [printable(run.folder.path) for run in runs]
+    groups: dict[tuple[Path, str, str], list[Planned]] = {}
+    for run in runs:
+        time = _about(run.estimate) if run.wanted else ""
+        groups.setdefault((run.folder.path.parent, run.state, time), []).append(run)
+    paths = [printable(_folders(members)) for members in groups.values()]
     width = max(map(len, paths))
     lines = []
-    for path, run in zip(paths, runs, strict=True):
-        time = f"  {_about(run.estimate)}" if run.wanted else ""
-        lines.append(f"{path:<{width}}  {run.state}{time}")
+    for path, (_, state, time), members in zip(paths, groups, groups.values(), strict=True):
+        each = " each" if len(members) > 1 and time.startswith("about") else ""
+        lines.append(f"{path:<{width}}  {state}  {time}{each}".rstrip())
     return "\n".join(lines)
+
+
+def _folders(members: Sequence[Planned]) -> str:
+    """Return the folders of seeds in short: .../seed0-4 for five in a row."""
+    seeds = seeds_in_words([run.settings.seed for run in members])
+    return f"{members[0].folder.path.parent / 'seed'}{seeds.replace(' ', ',')}"
 
 
 def _about(expected: Estimate | None) -> str:

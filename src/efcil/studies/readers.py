@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from efcil.report import Figure, Reference, Series, Statistic
+from efcil.report.export import slug
 from efcil.report.paper import PaperValue, agrees
 from efcil.resolution import resolve
 from efcil.studies import sheet
@@ -46,7 +47,12 @@ class Question:
     def figure_title(self, cell: Cell) -> str:
         """Return what a figure shows, in few words; a short schedule is named in it."""
         mark = f"FAST SCHEDULE, {cell.study.fast_epochs} epochs a task: " if self.fast else ""
-        return f"{mark}{title(cell.dataset)} {cell.scenario}"
+        images = ", held-out images" if cell.settings.held_out else ""
+        return f"{mark}{title(cell.dataset)} {cell.scenario}{images}"
+
+    def several(self) -> bool:
+        """Say whether the study compares several runs: a figure of one of them then says which."""
+        return len({cell.variant.name for cell in self.cells}) > 1
 
     def rows(self, measure: str, cell: Cell) -> dict[int, Rows]:
         """Return what was measured of a row of runs, by seed."""
@@ -141,8 +147,10 @@ def _table(question: Question) -> Outcome:
     metrics = list(question.options.get("metrics", ("A_step", "A_inc")))
     listed = entries(question, metrics)
     heading = ["dataset", "scenario", "method", "seeds"]
+    # A short schedule is not compared with the paper's.
+    beside = ["paper"] if question.fast else ["paper", "difference", "agrees"]
     for metric in metrics:
-        heading += [metric, *(["paper", "difference", "agrees"] if _has_paper(listed, metric) else [])]
+        heading += [metric, *(beside if _has_paper(listed, metric) else [])]
     rows = []
     for entry in listed:
         cell = entry.cell
@@ -152,7 +160,8 @@ def _table(question: Question) -> Outcome:
             line.append(with_spread(entry.ours.get(metric), digits) or "-")
             if _has_paper(listed, metric):
                 verdict = {True: "yes", False: "no", None: ""}[_verdict(question, entry, metric)]
-                line += [with_spread(cell.published(metric), digits), entry.difference(metric), verdict]
+                compared = [with_spread(cell.published(metric), digits), entry.difference(metric), verdict]
+                line += compared[: len(beside)]
         rows.append(tuple(line))
     notes = list(_table_notes(question, listed, metrics))
     table = Sheet(question.title, tuple(heading), tuple(rows), names=4, groups=2, notes=tuple(notes))
@@ -326,7 +335,8 @@ def _spectrum(question: Question) -> Outcome:
                 verdict = "yes" if found in (seen - 1, seen) else "no"
                 place = (cell.dataset, cell.scenario, cell.variant.name, str(seed))
                 rows.append((*place, str(task), str(seen), str(found), verdict, above))
-            name = f"{cell.dataset}-{cell.scenario}-seed{seed}"
+            which = f"-{slug(cell.variant.name)}" if question.several() else ""
+            name = f"{cell.dataset}-{cell.scenario}{which}-seed{seed}"
             figures[name] = _spectrum_figure(question, cell, values_of, classes, line)
     heading = ("dataset", "scenario", "method", "seed", "task", "seen classes", "elbow", "as expected", "above line")
     notes = (
@@ -358,7 +368,7 @@ def _spectrum_figure(
     references = [Reference(float(seen), str(seen), axis="x") for seen in classes.values()]
     if line is not None:
         references.append(Reference(line, "damping / efm_weight"))
-    name = question.figure_title(cell)
+    name = question.figure_title(cell) + (f", {cell.variant.name}" if question.several() else "")
     words = "number of the eigenvalue; dashed: seen classes"
     return Figure(name, words, "eigenvalue", series, tuple(references), log_y=True, whole_x=True, ordered=True)
 
@@ -425,7 +435,9 @@ def _perturbation(question: Question) -> Outcome:
             stem = f"{cell.dataset}-{cell.scenario}-{what}"
             titles[stem] = question.figure_title(cell)
             for directions in dict.fromkeys(kind for kind, _ in found):
-                figures.setdefault(stem, []).append(_noise(found, directions, what))
+                curve = _noise(found, directions, what)
+                name = f"{cell.variant.name}, {directions}" if question.several() else directions
+                figures.setdefault(stem, []).append(replace(curve, label=name))
     heading = ("dataset", "scenario", "method", "seeds", "directions", "sigma", "change", "accuracy")
     notes = (
         "Noise of standard deviation sigma in the features: along the directions of the feature matrix that matter "

@@ -35,11 +35,6 @@ class Result:
     problems: tuple[str, ...]
     keys: frozenset[Key]
 
-    @property
-    def name(self) -> str:
-        """The name of the study, as its folder has it."""
-        return self.study.name + (FAST if self.fast else "")
-
     def text(self, width: int = 80) -> str:
         """Return everything for a terminal."""
         parts = [sheet.text(each, width) for _, outcome in self.outcomes for each in outcome.sheets]
@@ -111,8 +106,8 @@ def conclude(study: Study, cells: Sequence[Cell], seeds: Sequence[int], measured
 def titled(study: Study, fast: bool) -> str:
     """Return the title of a study; a short schedule is named in it."""
     if not fast:
-        return study.title
-    return f"FAST SCHEDULE ({study.fast_epochs} epochs a task, not the paper's): {study.title}"
+        return study.whole_title
+    return f"FAST SCHEDULE ({study.fast_epochs} epochs a task, not the paper's): {study.whole_title}"
 
 
 def missing(cells: Sequence[Cell], seeds: Sequence[int], measured: Measured) -> Iterable[str]:
@@ -158,7 +153,7 @@ def write(result: Result, output: Path, measured: Measured) -> tuple[list[Path],
         put(f"{stem}.tex", outcome.latex or "\n".join(map(sheet.latex, outcome.sheets)))
         for name, figure in outcome.figures.items():
             try:
-                written += write_figure(figure, folder / f"{result.name}-{reader}-{name}{FAST * result.fast}")
+                written += write_figure(figure, folder / f"{result.study.name}-{reader}-{name}{FAST * result.fast}")
             except SettingsError as error:
                 trouble = str(error)
     for name in measures_of(result.study):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from efcil.errors import printable
 from efcil.output import csv_line
+from efcil.report.cells import escape_markdown
+from efcil.report.latex import escape_latex
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ def _filled(words: str, width: int) -> str:
 
 def markdown(sheet: Sheet) -> str:
     """Return the sheet as Markdown, its title in bold above it."""
-    lines = [f"**{_for_markdown(sheet.title)}**", "", *markdown_table(sheet)]
-    lines += [f"\n{_for_markdown(note)}" for note in sheet.notes]
+    lines = [f"**{escape_markdown(sheet.title)}**", "", *markdown_table(sheet)]
+    lines += [f"\n{escape_markdown(note)}" for note in sheet.notes]
     return "\n".join(lines) + "\n"
 
 
@@ -82,11 +84,7 @@ def markdown_table(sheet: Sheet) -> list[str]:
     """Return the lines of the table alone."""
     rule = ["---"] * sheet.names + ["---:"] * (len(sheet.heading) - sheet.names)
     rows = [sheet.heading, rule, *sheet.rows]
-    return ["| " + " | ".join(map(_for_markdown, row)) + " |" for row in rows]
-
-
-def _for_markdown(words: str) -> str:
-    return printable(words).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in rows]
 
 
 def comma_separated(sheet: Sheet) -> str:
@@ -124,6 +122,4 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 def for_latex(words: str) -> str:
     """Escape the characters that LaTeX reads as commands; plus-minus is one of its signs."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-    special |= {"<": r"\textless{}", ">": r"\textgreater{}"}
-    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in printable(words))
+    return escape_latex(words).replace("±", r"$\pm$")

@@ -68,6 +68,12 @@ class Study:
     published: Mapping[tuple[str, str, str, str], PaperValue] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def whole_title(self) -> str:
+        """The title, which says so where held-out training images take the place of test images."""
+        share = self.settings.get("held_out")
+        return f"{self.title} (held-out training images, no test images)" if share else self.title
+
     def cells(
         self,
         datasets: Sequence[str] | None = None,
@@ -92,12 +98,12 @@ class Study:
         return found
 
     def _cell(self, dataset: str, scenario: str, variant: Variant, fast: bool, data: str | None) -> Cell:
-        given = {**self.settings, **({"epochs": self.fast_epochs} if fast else {})}
         chosen: dict[str, Any] = {"method": variant.method, "dataset": dataset, "scenario": scenario}
-        settings = Settings(**chosen, **given, data=data, overrides=dict(variant.overrides))
-        # Published numbers are listed by what differs from the paper's recipe, which the study itself describes.
-        tasks = {name: given[name] for name in ("tasks", "first_task_classes") if name in given}
-        plain = Settings(**chosen, **tasks, overrides=dict(variant.overrides))
+        chosen |= {**self.settings, "overrides": dict(variant.overrides)}
+        settings = Settings(**{**chosen, **({"epochs": self.fast_epochs} if fast else {})}, data=data)
+        # Published numbers are listed by what differs from the paper's recipe. A study with another one (other epochs,
+        # held-out images) has other labels, and is compared with its own `published` alone.
+        plain = Settings(**chosen)
         return Cell(self, dataset, scenario, variant, settings, label(settings, whole=True), label(plain, whole=True))
 
 
@@ -170,7 +176,7 @@ def parse(content: Any, name: str, source: str) -> Study:
             settings=_settings(content.get("settings", {})),
             runs=_runs(content["runs"]),
             read=_readings(content["read"]),
-            fast_epochs=_whole(content.get("fast_epochs", FAST_EPOCHS), "fast_epochs"),
+            fast_epochs=_whole(content.get("fast_epochs", _fast_epochs(content)), "fast_epochs"),
             published=_published(content.get("published", [])),
             notes=_words(content.get("notes", []), "notes"),
         )
@@ -188,6 +194,12 @@ def _whole(value: Any, key: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SettingsError(f"{key!r} must be a whole number of at least 1.")
     return value
+
+
+def _fast_epochs(content: Mapping[str, Any]) -> int:
+    """Return the epochs of a short schedule: never more than the study's own."""
+    own = _settings(content.get("settings", {})).get("epochs")
+    return FAST_EPOCHS if own is None else min(FAST_EPOCHS, own)
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
