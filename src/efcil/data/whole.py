@@ -159,20 +159,11 @@ class WholeTaskImages(TaskImages):
     def _gather(self, rows: Tensor) -> Gathering:
         return self.images.gather(rows)
 
-    def _resampled(
-        self,
-        rows: Tensor,
-        gathering: Gathering | None,
-        windows: Tensor,
-        flip: Tensor | None = None,
-        normalisation: Normalisation | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        images = self.images
-        if gathering is not None:
-            images = images.sent(gathering, rows)
-            rows = torch.arange(len(rows), device=self.device)
-        return resampled(images, rows, windows, flip, normalisation or self.normalisation, dtype or self.dtype)
+    def _source(self, rows: Tensor, gathering: Gathering | None) -> tuple[WholeImages, Tensor]:
+        """Return images on the device, and which of them `rows` are: all that were gathered, if they must be sent."""
+        if gathering is None:
+            return self.images, rows
+        return self.images.sent(gathering, rows), torch.arange(len(rows), device=self.device)
 
     @property
     def size(self) -> int:
@@ -185,13 +176,15 @@ class WholeTaskImages(TaskImages):
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
         chosen = view.order[start:stop]
-        gathering = self._gathering(view, start, stop)
         draws = {name: value[start:stop] for name, value in view.draws.items()}
         windows, flip = crop_windows(draws["box"], self.size), draws.get("flip")
+        images, rows = self._source(chosen, self._gathering(view, start, stop))
         if view.augmentation.weak is view.augmentation:
-            return self._resampled(chosen, gathering, windows, flip), self.labels[chosen]
-        pixels = self._resampled(chosen, gathering, windows, flip, PIXEL_VALUES, torch.float32)
-        return self.normalisation(view.augmentation.change(pixels, draws), self.dtype), self.labels[chosen]
+            found = resampled(images, rows, windows, flip, self.normalisation, self.dtype)
+        else:
+            pixels = resampled(images, rows, windows, flip, PIXEL_VALUES, torch.float32)
+            found = self.normalisation(view.augmentation.change(pixels, draws), self.dtype)
+        return found, self.labels[chosen]
 
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of the test views of all images in stored order."""
@@ -200,7 +193,9 @@ class WholeTaskImages(TaskImages):
             for start in range(0, len(self), step):
                 rows = torch.arange(start, min(start + step, len(self)), device=self.device)
                 gathering = self._gather(rows.cpu()) if self.apart else None
-                found = self._resampled(rows, gathering, self.images.test_windows(rows))
+                images, places = self._source(rows, gathering)
+                windows = self.images.test_windows(rows)
+                found = resampled(images, places, windows, None, self.normalisation, self.dtype)
                 work.done += len(rows)
                 yield found, self.labels[rows]
 
