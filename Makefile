@@ -42,8 +42,9 @@ test-lowest:                         ## tests with the lowest versions that pypr
 	    '$(TORCH)' -e '.[dev,hub,onnx,pretrained,serve,heic,completion,figures,tensorboard,wandb,mlflow]'
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto
 
-docs: $(VENV)/.docs                  ## docs/settings.md from the code, then the site, in site/
+docs: $(VENV)/.docs                  ## pages that are made from the code (settings, storage), then the site, in site/
 	$(BIN)/python -m efcil.resolution.documentation docs/settings.md
+	$(BIN)/python -m efcil.resolution.storage docs/storage.md
 	$(BIN)/mkdocs build --quiet --strict
 
 clean:
