@@ -6,7 +6,7 @@ import gc
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -104,17 +104,16 @@ def run_grid(
 
     for each in settings:
         source_digest(each.method)  # now: the files may be edited while earlier runs train
-    # Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
-    failures: dict[int, Failure] = {}
-    paths = [locate(output, each).path for each in settings]
+    grid = _Grid(settings, output, checkpoint_steps, say, debug, log)
+    paths = [grid.place(number) for number in range(len(settings))]
     with Waiting(say), planned(output, paths) if ranks.first() else nullcontext():
         if engine is not None and engine.name != LOCAL:
-            _run_on_cluster(settings, output, engine, jobs_per_gpu, checkpoint_steps, failures, say, debug, log)
+            _run_on_cluster(grid, engine, jobs_per_gpu)
         elif jobs_per_gpu is not None and _all_on_gpu(settings, say):
-            _run_beside_each_other(settings, output, jobs_per_gpu, checkpoint_steps, failures, say, debug, log)
+            _run_beside_each_other(grid, jobs_per_gpu)
         else:
-            _run_in_turn(settings, output, quiet, checkpoint_steps, failures, say, debug, log)
-    if failures:
+            _run_in_turn(grid, quiet)
+    if failures := grid.failures:
         mistake = all(failure.mistake for failure in failures.values())
         if len(settings) == 1:
             raise (SettingsError if mistake else TrainingError)(failures[0].reason)
@@ -137,6 +136,24 @@ class Failure:
         return cls(reason, ours and not isinstance(error, TrainingError))
 
 
+@dataclass(frozen=True)
+class _Grid:
+    """The runs of a command, and how all of them are trained; `failures` fills up."""
+
+    settings: Sequence[Settings]
+    output: Path
+    checkpoint_steps: int | None
+    say: Callable[[str], None]
+    debug: bool
+    log: Sequence[str]
+    #: Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
+    failures: dict[int, Failure] = field(default_factory=dict)
+
+    def place(self, number: int) -> Path:
+        """Return the folder of a run."""
+        return locate(self.output, self.settings[number]).path
+
+
 def _what_failed(failures: dict[int, Failure], paths: Sequence[Path]) -> str:
     """Return one text for all failures, each reason once."""
     by_reason: dict[str, list[str]] = {}
@@ -148,16 +165,7 @@ def _what_failed(failures: dict[int, Failure], paths: Sequence[Path]) -> str:
     return f"{len(failures)} of {len(paths)} runs failed. {reasons}"
 
 
-def _run_in_turn(
-    settings: Sequence[Settings],
-    output: Path,
-    quiet: bool,
-    checkpoint_steps: int | None,
-    failures: dict[int, Failure],
-    say: Callable[[str], None],
-    debug: bool,
-    log: Sequence[str],
-) -> None:
+def _run_in_turn(grid: _Grid, quiet: bool) -> None:
     shelf = DataShelf()
     stop = StopRequest()
 
@@ -167,79 +175,64 @@ def _run_in_turn(
         data = ranks.in_turn(partial(shelf.get, job.settings))  # one process decodes what is not decoded yet
         return run_one(
             job.settings,
-            output,
+            grid.output,
             data.dataset,
             quiet=quiet,
             stop=stop,
-            checkpoint_steps=checkpoint_steps,
+            checkpoint_steps=grid.checkpoint_steps,
             fingerprint=data.fingerprint,
-            log=log,
+            log=grid.log,
         )
 
     executor = InProcess(train)
-    for number, each in enumerate(settings):
+    for number, each in enumerate(grid.settings):
         try:
-            if ranks.first_does(partial(_is_finished, each, output, say, shelf)):
+            if ranks.first_does(partial(_is_finished, each, grid.output, grid.say, shelf)):
                 continue
-            place = locate(output, each).path
+            place = grid.place(number)
             if stop.agreed():  # requested while the previous run was finishing
                 raise Interrupted(f"Stopped before {place}. Run the same command again to resume.")
             executor.submit(Job(number, each, place)).result()
         except Exception as error:
             # Processes that failed in different places do not find together again for the next run.
-            if len(settings) == 1 or ranks.several():
+            if len(grid.settings) == 1 or ranks.several():
                 raise
-            _tell(failures, number, error, locate(output, each).path, say, debug)
-        if number in failures:
+            _tell(grid, number, error)
+        if number in grid.failures:
             _free_memory()
 
 
-def _run_beside_each_other(
-    settings: Sequence[Settings],
-    output: Path,
-    slots: int,
-    checkpoint_steps: int | None,
-    failures: dict[int, Failure],
-    say: Callable[[str], None],
-    debug: bool,
-    log: Sequence[str],
-) -> None:
+def _run_beside_each_other(grid: _Grid, slots: int) -> None:
     """Train every unfinished run in its own process, `slots` at a time."""
     shelf = DataShelf()
     jobs: list[Job] = []
-    for number, each in enumerate(settings):
+    for number, each in enumerate(grid.settings):
         try:
-            if not _is_finished(each, output, say, shelf):
+            if not _is_finished(each, grid.output, grid.say, shelf):
                 # Loading here also decodes the images before several processes need them.
-                jobs.append(_job(number, each, output, shelf.get(each)))
+                jobs.append(_job(number, each, grid.output, shelf.get(each)))
         except Exception as error:
-            if len(settings) == 1:
+            if len(grid.settings) == 1:
                 raise
-            _tell(failures, number, error, locate(output, each).path, say, debug)
-    failed = run_jobs(jobs, output, slots, checkpoint_steps, say, _choice(settings), debug, log)
-    failures.update((number, Failure.of(error)) for number, error in failed.items())
+            _tell(grid, number, error)
+    failed = run_jobs(
+        jobs, grid.output, slots, grid.checkpoint_steps, grid.say, _choice(grid.settings), grid.debug, grid.log
+    )
+    grid.failures.update((number, Failure.of(error)) for number, error in failed.items())
 
 
-def _run_on_cluster(
-    settings: Sequence[Settings],
-    output: Path,
-    engine: Engine,
-    jobs_per_gpu: int | None,
-    checkpoint_steps: int | None,
-    failures: dict[int, Failure],
-    say: Callable[[str], None],
-    debug: bool,
-    log: Sequence[str],
-) -> None:
+def _run_on_cluster(grid: _Grid, engine: Engine, jobs_per_gpu: int | None) -> None:
     """Give every unfinished run to a cluster. Images are not needed here: other machines load them."""
     shelf = DataShelf()
     jobs = [
-        Job(number, each, locate(output, each).path)
-        for number, each in enumerate(settings)
-        if not _is_finished(each, output, say, shelf)
+        Job(number, each, grid.place(number))
+        for number, each in enumerate(grid.settings)
+        if not _is_finished(each, grid.output, grid.say, shelf)
     ]
-    failed = run_on_engine(leaders_first(jobs), output, engine, jobs_per_gpu, checkpoint_steps, say, debug, log)
-    failures.update((number, Failure.of(error)) for number, error in failed.items())
+    failed = run_on_engine(
+        leaders_first(jobs), grid.output, engine, jobs_per_gpu, grid.checkpoint_steps, grid.say, grid.debug, grid.log
+    )
+    grid.failures.update((number, Failure.of(error)) for number, error in failed.items())
 
 
 def leaders_first(jobs: Sequence[Job]) -> list[Job]:
@@ -294,22 +287,20 @@ def _choice(settings: Sequence[Settings]) -> list[str]:
     return gpus if len(gpus) > 1 else []
 
 
-def _tell(
-    failures: dict[int, Failure], number: int, error: Exception, place: Path, say: Callable[[str], None], debug: bool
-) -> None:
+def _tell(grid: _Grid, number: int, error: Exception) -> None:
     """Note that a run failed, and say so while others follow: a reason in full when it occurs first.
 
     A mistake in settings or data is said once: it fails all runs that share it before anything is trained.
     """
-    if debug:
+    if grid.debug:
         traceback.print_exception(error)
     failure = Failure.of(error)
-    known = failure in failures.values()
-    failures[number] = failure
+    known = failure in grid.failures.values()
+    grid.failures[number] = failure
     if not known:
-        say(f"{place}: failed. {failure.reason}")
+        grid.say(f"{grid.place(number)}: failed. {failure.reason}")
     elif not failure.mistake:
-        say(f"{place}: failed, for the same reason.")
+        grid.say(f"{grid.place(number)}: failed, for the same reason.")
 
 
 def _free_memory() -> None:
