@@ -104,6 +104,18 @@ def test_augmentations_are_what_their_names_say():
         "resized-crop-trivial": (
             "random resized crop (0.08 to 1 of the area), flip, TrivialAugment (statistics without it)"
         ),
+        "crop-flip-auto": "zero-pad 4, random crop, flip, AutoAugment for CIFAR-10 (statistics without it)",
+        "crop-flip-jitter-auto": (
+            "zero-pad 4, random crop, flip, brightness up to 25% off, AutoAugment for CIFAR-10 (statistics without it)"
+        ),
+        "crop-flip-8-auto": "zero-pad 8, random crop, flip, AutoAugment for ImageNet (statistics without it)",
+        "padded-resized-crop-auto": (
+            "zero-pad 4, random resized crop (0.08 to 1 of the area), flip, AutoAugment for CIFAR-10 (statistics "
+            "without it)"
+        ),
+        "resized-crop-auto": (
+            "random resized crop (0.08 to 1 of the area), flip, AutoAugment for ImageNet (statistics without it)"
+        ),
     }
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from efcil.compiled import compiled
-from efcil.data import trivial
+from efcil.data import auto, trivial
 from efcil.errors import unknown
 
 Draws = dict[str, Tensor]
@@ -193,34 +193,37 @@ class ResizedCrop(Augmentation):
         return super().render(images, order, draws, normalisation, dtype)
 
 
-class Trivial(Augmentation):
-    """A strong augmentation: another one, and after it TrivialAugment, one random operation for every image.
+class Strong(Augmentation):
+    """A strong augmentation: another one, and after it random operations on every image.
 
     Statistics of classes are computed from views of the other one alone.
     """
+
+    operations = ""
 
     def __init__(self, inner: Augmentation) -> None:
         self.inner = inner
         self.flip = inner.flip
         self.cuts_whole = inner.cuts_whole
-        self.description = f"{inner.description}, TrivialAugment (statistics without it)"
+        self.description = f"{inner.description}, {self.operations} (statistics without it)"
 
     @property
     def weak(self) -> Augmentation:
-        """The augmentation without TrivialAugment."""
+        """The augmentation without the operations."""
         return self.inner
 
+    def draw_operations(self, count: int, generator: torch.Generator) -> Draws:
+        """Return what `change` needs for `count` images."""
+        raise NotImplementedError(f"{type(self).__name__} must define draw_operations()")
+
     def draw(self, count: int, size: int, generator: torch.Generator) -> Draws:
-        """Draw what the inner augmentation needs, then an operation, its level and its sign."""
-        return {**self.inner.draw(count, size, generator), **trivial.draw(count, generator)}
+        """Draw what the inner augmentation needs, then the operations."""
+        return {**self.inner.draw(count, size, generator), **self.draw_operations(count, generator)}
 
     def draw_whole(self, heights: Tensor, widths: Tensor, generator: torch.Generator) -> Draws:
         """Draw the same for images of any shape."""
-        return {**self.inner.draw_whole(heights, widths, generator), **trivial.draw(len(heights), generator)}
-
-    def change(self, pixels: Tensor, draws: Draws) -> Tensor:
-        """Change every image by its operation."""
-        return trivial.changed(pixels, draws["operation"], draws["level"], draws["negative"])
+        drawn = self.inner.draw_whole(heights, widths, generator)
+        return {**drawn, **self.draw_operations(len(heights), generator)}
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """Crop, then change."""
@@ -232,6 +235,40 @@ class Trivial(Augmentation):
         """As in the base class, with the kernel of the inner augmentation if it has one."""
         pixels = self.inner.render(images, order, draws, PIXEL_VALUES, torch.float32)
         return normalisation(self.change(pixels, draws), dtype)
+
+
+class Trivial(Strong):
+    """TrivialAugment: one random operation for every image."""
+
+    operations = "TrivialAugment"
+
+    def draw_operations(self, count: int, generator: torch.Generator) -> Draws:
+        """Draw an operation, its level and its sign."""
+        return trivial.draw(count, generator)
+
+    def change(self, pixels: Tensor, draws: Draws) -> Tensor:
+        """Change every image by its operation."""
+        return trivial.changed(pixels, draws["operation"], draws["level"], draws["negative"])
+
+
+class Auto(Strong):
+    """AutoAugment: one sub-policy of two operations for every image, perhaps after a change of brightness."""
+
+    def __init__(self, inner: Augmentation, policy: str, jitter: float = 0.0) -> None:
+        names = {"cifar": "CIFAR-10", "imagenet": "ImageNet"}
+        before = f"brightness up to {jitter:.0%} off, " if jitter else ""
+        self.operations = f"{before}AutoAugment for {names[policy]}"
+        self.policy, self.jitter = policy, jitter
+        super().__init__(inner)
+
+    def draw_operations(self, count: int, generator: torch.Generator) -> Draws:
+        """Draw two operations, their levels and signs, and a factor of brightness."""
+        return auto.draw(self.policy, count, generator, self.jitter)
+
+    def change(self, pixels: Tensor, draws: Draws) -> Tensor:
+        """Change every image by its brightness and its operations."""
+        drawn = draws["operation"], draws["level"], draws["negative"]
+        return auto.changed(pixels, *drawn, jitter=draws.get("jitter"))
 
 
 def triangle_filter(start: Tensor, length: Tensor, outputs: int, inputs: int, padding: int) -> Tensor:
@@ -264,6 +301,11 @@ AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
     "crop-flip-8-trivial": lambda: Trivial(ShiftedCrop(padding=8, flip=True)),
     "padded-resized-crop-trivial": lambda: Trivial(ResizedCrop(padding=4)),
     "resized-crop-trivial": lambda: Trivial(ResizedCrop(padding=0)),
+    "crop-flip-auto": lambda: Auto(ShiftedCrop(padding=4, flip=True), "cifar"),
+    "crop-flip-jitter-auto": lambda: Auto(ShiftedCrop(padding=4, flip=True), "cifar", jitter=63 / 255),
+    "crop-flip-8-auto": lambda: Auto(ShiftedCrop(padding=8, flip=True), "imagenet"),
+    "padded-resized-crop-auto": lambda: Auto(ResizedCrop(padding=4), "cifar"),
+    "resized-crop-auto": lambda: Auto(ResizedCrop(padding=0), "imagenet"),
 }
 
 

@@ -1,0 +1,173 @@
+"""AutoAugment in batches against Pillow, image by image."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+
+from efcil import seeds
+from efcil.data import auto
+from efcil.data.augment import Auto, Normalisation, ShiftedCrop, make_augmentation
+from efcil.data.auto import LEVELS, POLICIES, strength
+from efcil.data.operations import OPERATIONS
+from efcil.data.store import TaskImages
+
+SIZE = 17  # odd, so that a centre lies on a pixel
+GREY = (128, 128, 128)
+
+
+def pictures(count, size=SIZE, seed=0):
+    """Images of several kinds: noise, few values, a narrow range, smooth."""
+    generator = np.random.default_rng(seed)
+    noise = generator.integers(0, 256, (count, size, size, 3))
+    few = generator.choice([3, 90, 200], (count, size, size, 3))
+    narrow = generator.integers(100, 120, (count, size, size, 3))
+    smooth = np.clip(np.cumsum(generator.normal(0, 9, noise.shape), axis=1) + 128, 0, 255)
+    return np.concatenate([noise, few, narrow, smooth]).astype(np.uint8)
+
+
+def by_pillow(picture, operation, value):
+    """Change one image the obvious way."""
+    moves = {"shear-x": (1, value, 0, 0, 1, 0), "shear-y": (1, 0, 0, value, 1, 0)}
+    moves |= {"translate-x": (1, 0, value, 0, 1, 0), "translate-y": (1, 0, 0, 0, 1, value)}
+    enhancers = {"brightness": ImageEnhance.Brightness, "colour": ImageEnhance.Color}
+    enhancers |= {"contrast": ImageEnhance.Contrast, "sharpness": ImageEnhance.Sharpness}
+    tables = {"auto-contrast": ImageOps.autocontrast, "equalise": ImageOps.equalize, "invert": ImageOps.invert}
+    if operation in moves:
+        nearest = Image.Resampling.NEAREST
+        return picture.transform(picture.size, Image.Transform.AFFINE, moves[operation], nearest, fillcolor=GREY)
+    if operation == "rotate":
+        return picture.rotate(value, Image.Resampling.NEAREST, fillcolor=GREY)
+    if operation in enhancers:
+        return enhancers[operation](picture).enhance(value)
+    if operation == "posterise":
+        return ImageOps.posterize(picture, int(value))
+    if operation == "solarise":
+        return ImageOps.solarize(picture, value)
+    return tables[operation](picture) if operation in tables else picture
+
+
+def as_batch(images):
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float()
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_equals_pillow(operation, everywhere):
+    """To the last bit, at every level and sign, for images of several kinds and sizes."""
+    for size in (SIZE, 32):
+        images = pictures(1, size)
+        count, number = len(images), OPERATIONS.index(operation)
+        for level in range(LEVELS):
+            for negative in (0, 1):
+                value = strength(operation, level, bool(negative), size)
+                drawn = (torch.full((count,), each) for each in (number, level, negative))
+                ours = auto.SCALE.changed(as_batch(images), *drawn, everywhere).permute(0, 2, 3, 1).numpy()
+                theirs = np.stack([by_pillow(Image.fromarray(image), operation, value) for image in images])
+                np.testing.assert_array_equal(ours, theirs, err_msg=f"size {size}, level {level}, {value}")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_batch_equals_the_policy_image_by_image(policy):
+    """Brightness, then the two operations of an image, one after the other."""
+    images = pictures(12, 16, seed=1)
+    draws = auto.draw(policy, len(images), seeds.generator("cpu", 1), jitter=63 / 255)
+    assert len(draws["operation"].unique()) > 6
+    found = auto.changed(as_batch(images), **draws)
+    assert torch.equal(found, auto.changed(as_batch(images), **draws, everywhere=True))
+    for row, image in enumerate(images):
+        picture = ImageEnhance.Brightness(Image.fromarray(image)).enhance(float(draws["jitter"][row]))
+        for place in range(2):
+            name = OPERATIONS[draws["operation"][row, place]]
+            level, negative = int(draws["level"][row, place]), bool(draws["negative"][row, place])
+            picture = by_pillow(picture, name, strength(name, level, negative, 16))
+        np.testing.assert_array_equal(found[row].permute(1, 2, 0).numpy(), np.asarray(picture), err_msg=str(row))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_operations_are_as_frequent_as_the_policy_says(policy):
+    """Against the policy played by hand, step by step."""
+    count, hand = 40000, random.Random(0)
+    draws = auto.draw(policy, count, seeds.generator("cpu", 2))
+    expected = np.zeros((2, len(OPERATIONS)))
+    for _ in range(count):
+        for place, (name, tenths, _) in enumerate(hand.choice(POLICIES[policy])):
+            expected[place, OPERATIONS.index(name if hand.random() < tenths / 10 else "identity")] += 1
+    for place in range(2):
+        found = torch.bincount(draws["operation"][:, place], minlength=len(OPERATIONS)).numpy()
+        np.testing.assert_allclose(found / count, expected[place] / count, atol=0.012)
+    assert 0.49 < draws["negative"].float().mean() < 0.51
+    assert "jitter" not in draws
+
+
+def test_tables_are_whole():
+    for policy in POLICIES.values():
+        assert len(policy) == 25
+        for name, tenths, level in (step for pair in policy for step in pair):
+            assert name in OPERATIONS
+            assert 0 <= tenths <= 10
+            assert 0 <= level < LEVELS
+    assert strength("translate-x", LEVELS - 1, False, 331) == pytest.approx(150)
+    assert strength("rotate", LEVELS - 1, True, 32) == -30
+    assert [strength("posterise", level, False, 32) for level in range(LEVELS)] == [8, 8, 7, 7, 6, 6, 5, 5, 4, 4]
+
+
+def test_the_factor_of_brightness_is_within_its_limits():
+    jitter = auto.draw("cifar", 5000, seeds.generator("cpu", 3), jitter=0.25)["jitter"]
+    assert 0.75 <= jitter.min() < 0.76
+    assert 1.24 < jitter.max() <= 1.25
+
+
+def test_nothing_is_read_back_from_the_device():
+    """The way of computing on a GPU works on tensors without values, so it can make no host wait."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    images = as_batch(pictures(2))
+    draws = auto.draw("cifar", len(images), seeds.generator("cpu", 2), jitter=0.1)
+    auto.changed(images, **draws, everywhere=True)  # constants are made on first use
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        given = {name: mode.from_tensor(value) for name, value in draws.items()}
+        assert auto.changed(mode.from_tensor(images), **given, everywhere=True).shape == images.shape
+
+
+def store(name, count=40):
+    generator = np.random.default_rng(3)
+    return TaskImages(
+        generator.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8), np.arange(count),
+        augmentation=make_augmentation(name), normalisation=Normalisation((0.5,) * 3, (0.2,) * 3),
+        device=torch.device("cpu"), seed=5, name="task0",
+    )  # fmt: skip
+
+
+def test_it_follows_the_crop_and_the_flip():
+    inner, both = ShiftedCrop(padding=4, flip=True), make_augmentation("crop-flip-jitter-auto")
+    images = torch.from_numpy(pictures(4)).permute(0, 3, 1, 2)
+    draws = both.draw(len(images), SIZE, seeds.generator("cpu", 4))
+    own = {name: draws[name] for name in ("operation", "level", "negative", "jitter")}
+    assert torch.equal(both.apply(images, draws), auto.changed(inner.apply(images, draws), **own))
+
+
+@pytest.mark.parametrize(
+    ("strong", "weak", "policy"),
+    [
+        ("crop-flip-auto", "crop-flip", "cifar"),
+        ("crop-flip-jitter-auto", "crop-flip", "cifar"),
+        ("crop-flip-8-auto", "crop-flip-8", "imagenet"),
+        ("padded-resized-crop-auto", "padded-resized-crop", "cifar"),
+        ("resized-crop-auto", "resized-crop", "imagenet"),
+    ],
+)
+def test_training_is_strong_and_statistics_are_weak(strong, weak, policy):
+    """All views but those of training are the ones that the inner augmentation gives, to the bit."""
+    ours, theirs = store(strong), store(weak)
+    assert isinstance(ours.augmentation, Auto)
+    assert ours.augmentation.policy == policy
+    for (images, labels), (same, equal) in zip(ours.augmented("drift", 1), theirs.augmented("drift", 1), strict=True):
+        assert torch.equal(images, same)
+        assert torch.equal(labels, equal)
+    pairs = [each.render(each.view("epoch", 2, training=True), 0, 40)[0] for each in (ours, theirs)]
+    different = (pairs[0] != pairs[1]).flatten(1).any(dim=1)
+    assert 15 < different.sum() <= 40
