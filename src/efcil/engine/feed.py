@@ -17,7 +17,7 @@ from torch import Tensor
 from efcil import seeds
 from efcil.data.store import TaskImages, View
 from efcil.data.tiers import DEVICE
-from efcil.methods.base import Batch, Method, Plan, Task
+from efcil.methods.base import Batch, Method, Piece, Plan, Task
 
 BLOCK = 128
 LARGE_BLOCK = 16
@@ -178,12 +178,19 @@ class Feed:
             rows = slice(begin - start + size, end - start + size)
             self._into("images", images, rows, total)
             self._into("labels", labels, rows, total)
-            for name, value in self.learner.frozen(images).items():
+            for name, value in self.learner.ahead(self._as_piece(images, epoch, begin)).items():
                 self._into(f"frozen/{name}", value, rows, total)
         generator = seeds.generator(self.data.device, self.task.seed, "draw", self.task.index, epoch, first_step)
         plan = Plan(steps, size, self._previous_counts(epoch, first_step, steps))
         for name, value in self.learner.draw(plan, generator).items():
             self._into(f"draws/{name}", value, slice(0, steps), self.block_steps)
+
+    def _as_piece(self, images: Tensor, epoch: int, begin: int) -> Piece:
+        def at(other: int) -> Tensor:
+            view = self.data.view("epoch", other, training=True)
+            return self.data.render(view, begin, begin + len(images))[0]
+
+        return Piece(images, epoch, begin, seeds.derive(self.task.seed, "ahead", self.task.index), at)
 
     def _epoch_view(self, epoch: int) -> View:
         if epoch not in self._views:

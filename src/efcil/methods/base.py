@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -70,6 +70,25 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Images of an epoch that are looked at together, before its steps: from number `start` of the epoch on.
+
+    `at(epoch)` renders those that have the same places in another epoch. `seed` is that of the task.
+    """
+
+    images: Tensor
+    epoch: int
+    start: int
+    seed: int
+    at: Callable[[int], Tensor]
+
+    def generator(self, purpose: str, epoch: int | None = None) -> torch.Generator:
+        """Return a generator of random numbers for this piece, or for the one at its place in another epoch."""
+        chosen = self.epoch if epoch is None else epoch
+        return seeds.generator(self.images.device, self.seed, purpose, chosen, self.start)
+
+
+@dataclass(frozen=True)
 class Plan:
     """The steps that random numbers are drawn for: how many, and how many images the step before each one had."""
 
@@ -117,6 +136,8 @@ class Method(Keeping):
     family: ClassVar[str] = "efc"
     #: Whether `loss` smooths labels by `batch.label_smoothing`.
     smooths_labels: ClassVar[bool] = False
+    #: The recipe where none is asked for, if the preset has it: `paper` (that of the family) or `modern`.
+    usual_recipe: ClassVar[str] = "paper"
 
     @dataclass(frozen=True)
     class Settings:
@@ -206,6 +227,13 @@ class Method(Keeping):
     def frozen(self, images: Tensor) -> dict[str, Tensor]:
         """Return what frozen networks compute from `images`, one row per image. Called ahead, in large batches."""
         return {}
+
+    def ahead(self, piece: Piece) -> dict[str, Tensor]:
+        """Return all that is computed ahead for a piece of an epoch, one row per image: what `frozen` returns.
+
+        An override may add what depends on random numbers, or on the epoch, but not on the weights being trained.
+        """
+        return self.frozen(piece.images)
 
     def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the random numbers that the planned steps need, one row per step."""

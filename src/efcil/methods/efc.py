@@ -222,6 +222,10 @@ class ElasticFeatureConsolidation(Method):
             self.carry_memory(data, settings.drift_ridge, settings.prototype_update == "linear-residual")
 
     def _measure_feature_matrix(self, task: Task, data: TaskImages) -> Tensor:
+        return self._measured(task, data).matrix(self.network.head_weight())
+
+    def _measured(self, task: Task, data: TaskImages) -> FeatureMatrixSum:
+        """Return what the feature matrix is made of: the predictions for one view of the task's images."""
         weight = self.network.head_weight()
         total = FeatureMatrixSum.empty(task.seen, weight.device)
         # Full batches only, as in the authors' code, unless there is none.
@@ -231,7 +235,7 @@ class ElasticFeatureConsolidation(Method):
             left -= len(logits)
             if len(logits):
                 total = accumulate(total, logits)
-        return total.matrix(weight)
+        return total
 
     def _add_prototypes(self, task: Task, data: TaskImages) -> None:
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))

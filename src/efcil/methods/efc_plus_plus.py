@@ -77,7 +77,10 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
 
     def loss(self, batch: Batch) -> Terms:
         """Drift penalty, and cross-entropy over the new head."""
-        features = self.network.features(batch.images)
+        return self._terms(self.network.features(batch.images), batch)
+
+    def _terms(self, features: Tensor, batch: Batch) -> Terms:
+        """Return the terms of the batch's own images, of which these are the features."""
         settings, first = self.settings, sum(self.network.head_sizes[:-1])
         delta = features - batch.frozen["features"]
         return {

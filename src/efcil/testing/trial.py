@@ -28,6 +28,7 @@ LAST = len(SIZES) - 1
 #: Settings that shorten what a method does when a task has ended; nothing that the checks look at depends on them.
 QUICK: dict[str, dict[str, Any]] = {
     "adagauss": {"adapter": "mlp", "adapter_epochs": 3, "adapter_samples": 200, "width": 64},
+    "cedar": {"rebalance_epochs": 5},
     "efc++": {"rebalance_epochs": 5},
     "ldc": {"map_epochs": 3},
 }

@@ -1,0 +1,70 @@
+"""Pseudo-old images: images of the current task, changed until the old network takes them for an old class.
+
+An image x is moved towards a point of an old class c in the feature space of the old network f: a few steps of gradient
+descent on ||f(x) - target||^2, each of a fixed length per image. Which images become which classes is decided here, from
+distances alone; the caller gives the random numbers, and a function that returns the gradient with respect to images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+#: Returns the gradient (K, 3, h, w), up to a positive factor per image, of images and targets (K, n).
+Gradient = Callable[[Tensor, Tensor], Tensor]
+
+
+def standardised_distances(features: Tensor, means: Tensor) -> Tensor:
+    """Euclidean distances (N, C) of features (N, n) to class means (C, n), standardised per class.
+
+    Over the images, those to every class have mean 0 and variance 1. So a class that is near to all images is chosen no
+    more often than others. Where all distances to a class are equal, they are 0.
+    """
+    distances = torch.cdist(features.double(), means.double())
+    centred = distances - distances.mean(dim=0)
+    spread = centred.square().mean(dim=0).sqrt()
+    # Below this, a spread is only the rounding of equal distances.
+    negligible = 1e-9 * distances.amax(dim=0)
+    return torch.where(spread > negligible, centred / spread.clamp(min=1e-300), 0.0).to(features.dtype)
+
+
+def choose_classes(distances: Tensor, noise: Tensor | None = None) -> Tensor:
+    """A class (N) for every image, by its standardised distances (N, C): the one with the largest score -d.
+
+    With Gumbel `noise` (N, C) added, class c is drawn with probability proportional to exp(-d).
+    """
+    return (-distances if noise is None else noise - distances).argmax(dim=1)
+
+
+def choose_sources(distances: Tensor, labels: Tensor, noise: Tensor | None = None) -> Tensor:
+    """An image (K) for every wanted class (K), likewise: among all N images, the one with the largest score -d.
+
+    distances (N, C), Gumbel `noise` (K, N). Without noise, all that want a class get the same image.
+    """
+    scores = -distances.T[labels]
+    return (scores if noise is None else noise + scores).argmax(dim=1)
+
+
+def gumbel(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Standard Gumbel noise (rows, columns), float32, on the generator's device."""
+    exponential = torch.empty(rows, columns, device=generator.device).exponential_(generator=generator)
+    return -exponential.clamp(min=torch.finfo(torch.float32).tiny).log()
+
+
+def descend(images: Tensor, targets: Tensor, gradient: Gradient, steps: int, length: float) -> Tensor:
+    """Images (K, 3, h, w) after `steps` steps of `length` each down the gradient towards their targets (K, n).
+
+    The length is that of the whole image as a vector; an image whose gradient is zero stays. Values are not clamped.
+    """
+    moved = images
+    for _ in range(steps):
+        slope = gradient(moved, targets)
+        norm = torch.linalg.vector_norm(slope, dim=(1, 2, 3), keepdim=True, dtype=_wide(slope.dtype))
+        moved = moved - (slope * (length / norm.clamp(min=torch.finfo(norm.dtype).tiny))).to(moved.dtype)
+    return moved
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

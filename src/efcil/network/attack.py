@@ -1,0 +1,48 @@
+"""Gradients with respect to images, and images changed by them until a frozen network gives certain features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from efcil import ranks
+from efcil.core.pseudo_old import descend
+from efcil.network.incremental import IncrementalNetwork
+
+#: Pixels that pass through the network together: the activations of 512 images of 32 pixels take about 2 GB in bfloat16.
+LARGEST_PIECE = 512 * 32 * 32
+
+
+def input_gradient(network: IncrementalNetwork, images: Tensor, targets: Tensor) -> Tensor:
+    """Return the gradient of ||f(x) - target||^2 / 2 with respect to images (K, 3, h, w), in their type.
+
+    The network is frozen, in eval mode and without gradients of its own, so that images do not depend on each other.
+    Nothing here waits for the device or depends on values, so that it can be captured. It is computed layer by layer,
+    in bfloat16 where the network has half precision: the fused backbone gives no gradient of images.
+    """
+    with torch.enable_grad():
+        leaf = images.detach().requires_grad_(True)
+        features = network._features(leaf)
+        (found,) = torch.autograd.grad(features, leaf, (features - targets).detach())
+    return found
+
+
+def towards(
+    network: IncrementalNetwork, images: Tensor, targets: Tensor, steps: int, length: float, piece: int | None = None
+) -> Tensor:
+    """Return images after `steps` steps of `length` towards features `targets` (K, n) of a frozen network.
+
+    `piece` images pass through the network at a time, by default as many as fit a fixed amount of memory. In a run of
+    several processes each changes its own part; all must call this with the same images.
+    """
+    rows = ranks.share(len(images)) if ranks.several() else slice(None)
+    size = piece or max(1, LARGEST_PIECE // (images.shape[2] * images.shape[3]))
+
+    def gradient(some: Tensor, wanted: Tensor) -> Tensor:
+        return input_gradient(network, some, wanted)
+
+    images = images.contiguous(memory_format=torch.channels_last)
+    parts = zip(images[rows].split(size), targets[rows].split(size), strict=True)
+    moved = [descend(some, wanted, gradient, steps, length) for some, wanted in parts]
+    own = torch.cat(moved) if moved else images[rows]
+    return ranks.gather_rows(own, len(images)) if ranks.several() else own
