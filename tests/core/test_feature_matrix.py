@@ -9,10 +9,12 @@ from torch import Tensor
 from efcil.core.feature_matrix import (
     FeatureMatrixSum,
     accumulate,
+    accumulate_cosine,
     feature_matrix,
     local_feature_matrix,
     quadratic_drift,
 )
+from efcil.core.heads import cosine_logits
 from efcil.errors import EfcilError
 
 
@@ -170,3 +172,25 @@ def test_quadratic_drift_gradient() -> None:
     quadratic_drift(delta, matrix, 10.0, 0.1).backward()
     full = 10.0 * matrix + 0.1 * torch.eye(7, dtype=torch.float64)
     torch.testing.assert_close(delta.grad, 2 * features @ full / 6)
+
+
+def test_cosine_heads_have_the_matrix_that_autograd_gives() -> None:
+    """The mean over features of sum_y p_y g_y g_y^T, with g_y the gradient of log p_y with respect to the feature."""
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    weight = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    scale = torch.tensor([6.0], dtype=torch.float64)
+    expected = torch.zeros(5, 5, dtype=torch.float64)
+    for feature in features:
+        point = feature.clone().requires_grad_(True)
+        logs = torch.log_softmax(cosine_logits(point[None], weight, scale)[0], dim=0)
+        for log in logs:
+            (slope,) = torch.autograd.grad(log, point, retain_graph=True)
+            expected += log.exp().detach() * torch.outer(slope, slope) / len(features)
+    total = FeatureMatrixSum.empty(4)
+    for piece in features.split(3):
+        total = accumulate_cosine(total, piece, weight, scale)
+    torch.testing.assert_close(total.matrix(weight), expected)
+    # Along a feature its direction does not change, and neither do its scores.
+    alone = accumulate_cosine(FeatureMatrixSum.empty(4), features[:1], weight, scale).matrix(weight)
+    torch.testing.assert_close(alone @ features[0], torch.zeros(5, dtype=torch.float64))

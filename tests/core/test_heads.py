@@ -67,7 +67,13 @@ def test_what_heads_are_fitted_to(classes: int, each: int, monkeypatch: pytest.M
     epochs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def record(weight: torch.Tensor, velocity: torch.Tensor, features: Any, labels: Any, **others: Any) -> None:
-        assert others == {"batch_size": 256, "learning_rate": 1e-3, "momentum": 0.9, "weight_decay": 0.25}
+        assert others == {
+            "batch_size": 256,
+            "learning_rate": 1e-3,
+            "momentum": 0.9,
+            "weight_decay": 0.25,
+            "scale": None,
+        }
         epochs.append((features, labels))
 
     monkeypatch.setattr(heads, "softmax_epoch", record)
@@ -90,3 +96,35 @@ def test_what_heads_are_fitted_to(classes: int, each: int, monkeypatch: pytest.M
     # Classes without spread have that of the jitter, 1e-5.
     for label, deviation in ((0, 2.0), (1, 1e-5**0.5)):
         assert float(features[labels == label].std()) == pytest.approx(deviation, rel=0.15)
+
+
+def test_cosine_steps_are_those_of_torch_sgd() -> None:
+    generator = torch.Generator().manual_seed(1)
+    features, labels = torch.randn(23, 6, generator=generator), torch.randint(4, (23,), generator=generator)
+    weight, scale = torch.randn(4, 6, generator=generator), torch.tensor([5.0])
+    reference = torch.nn.Parameter(weight.clone())
+    velocity = torch.zeros_like(weight)
+    optimiser = torch.optim.SGD([reference], lr=0.1, momentum=0.9, weight_decay=0.02)
+    for _ in range(3):
+        softmax_epoch(
+            weight, velocity, features, labels,
+            batch_size=10, learning_rate=0.1, momentum=0.9, weight_decay=0.02, scale=scale,
+        )  # fmt: skip
+        for start in range(0, 23, 10):
+            optimiser.zero_grad()
+            logits = heads.cosine_logits(features[start : start + 10], reference, scale)
+            torch.nn.functional.cross_entropy(logits, labels[start : start + 10]).backward()
+            optimiser.step()
+    torch.testing.assert_close(weight, reference.detach())
+
+
+def test_cosine_scores_depend_on_directions_alone() -> None:
+    generator = torch.Generator().manual_seed(2)
+    features, weight = torch.randn(5, 6, generator=generator), torch.randn(4, 6, generator=generator)
+    scores = heads.cosine_logits(features, weight, torch.tensor([3.0]))
+    assert scores.abs().max() <= 3.0
+    for row in range(5):
+        for place in range(4):
+            cosine = torch.nn.functional.cosine_similarity(features[row], weight[place], dim=0)
+            torch.testing.assert_close(scores[row, place], 3.0 * cosine)
+    torch.testing.assert_close(heads.cosine_logits(7.0 * features, 0.1 * weight, torch.tensor([3.0])), scores)

@@ -77,6 +77,7 @@ def test_rebalancing_is_balanced_and_in_its_place(fresh: bool, monkeypatch: pyte
     monkeypatch.setattr(efc_plus_plus, "softmax_epoch", recorder)
     stream.end(method, 1)
 
+    assert recorder.options.pop("scale") is None  # heads are linear
     assert recorder.options == {"batch_size": 256, "learning_rate": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
     assert len(recorder.epochs) == 40
     images = [21 + label for label in range(5)]
@@ -111,7 +112,7 @@ def test_rebalancing_has_the_settings_asked_for(monkeypatch: pytest.MonkeyPatch)
     recorder = Recorder(method)
     monkeypatch.setattr(efc_plus_plus, "softmax_epoch", recorder)
     stream.end(method, 1)
-    assert recorder.options == asked
+    assert recorder.options == {**asked, "scale": None}
     features, labels = (torch.cat(side) for side in zip(*recorder.epochs, strict=True))
     expected = method.memory.covariances[2].trace() + 64 * 4.0
     assert float(features[labels == 2].T.cov().trace()) == pytest.approx(float(expected), rel=0.05)

@@ -59,10 +59,12 @@ def settling() -> None:
         ranks.settle({"weight": torch.zeros(2 + here)}, "a state")
 
 
-def network() -> IncrementalNetwork:
+def network(cosine: bool = False) -> IncrementalNetwork:
     """Return the same small network in every process."""
     torch.manual_seed(0)
     made = IncrementalNetwork(ResNet((4, 8), (1, 1)))
+    if cosine:
+        made.use_cosine_heads()
     made.add_head(3)
     return made.train()
 
@@ -84,10 +86,11 @@ def steps() -> None:
     for rows in (13, 2 * ranks.count(), 2 * ranks.count() - 1, 1):
         torch.manual_seed(rows)
         images, labels = torch.rand(rows, 3, 4, 4), torch.randint(3, (rows,))
-        shared = network()
+        cosine = rows % 2 == 1
+        shared = network(cosine)
         found = gradients(shared, images, labels)
         place, ranks._world.place = ranks._world.place, ranks.Place()
-        alone = network()
+        alone = network(cosine)
         wanted = gradients(alone, images, labels)
         ranks._world.place = place
         for one, other in zip([*found, *shared.buffers()], [*wanted, *alone.buffers()], strict=True):

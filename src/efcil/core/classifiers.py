@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from efcil.core import gaussians, prototypes, svm
 from efcil.core.covariance import shrink
-from efcil.core.heads import fit_to_gaussians
+from efcil.core.heads import cosine_logits, fit_to_gaussians
 from efcil.errors import SettingsError, unknown
 
 Classifier = Callable[[Tensor], Tensor]
@@ -32,13 +32,15 @@ _REBALANCING_DECAY = 5e-4
 class ClassStatistics:
     """What is stored about the classes seen: means (C, n), covariances (G, n, n) and which of them each class has (C).
 
-    `heads` (C, n) are the weights of a linear classifier of the same features, if there is one.
+    `heads` (C, n) are the weights of a linear classifier of the same features, if there is one; with `head_scale`, of
+    cosine heads of that scale.
     """
 
     means: Tensor
     covariances: Tensor | None = None
     covariance_of: Tensor | None = None
     heads: Tensor | None = None
+    head_scale: Tensor | None = None
 
     def spread(self) -> tuple[Tensor, Tensor]:
         """Covariances and which of them each class has; an error if none are kept."""
@@ -139,7 +141,11 @@ def rebalanced(statistics: ClassStatistics) -> Classifier:
         group_of,
         lambda epoch: torch.Generator().manual_seed(epoch),  # the CPU's: the same classifier on every device
         weight_decay=_REBALANCING_DECAY,
+        scale=statistics.head_scale,
     )
+    if statistics.head_scale is not None:
+        scale = statistics.head_scale.detach()
+        return lambda features: cosine_logits(features, weight, scale)
     return lambda features: features @ weight.T
 
 

@@ -3,6 +3,9 @@
 For one feature f with p = softmax(W f) the matrix is sum_y p_y (W^T(e_y - p)) (W^T(e_y - p))^T, which equals
 W^T (diag(p) - p p^T) W. It is linear in diag(p) and p p^T, so the mean over a task needs only the mean of p and of
 p p^T: one m x m accumulation over the data and two products at the end.
+
+The scores of cosine heads change with the direction of f alone. There W is replaced by s U (I - f f^T / |f|^2) / |f|
+with the rows of U of unit length, which differs from feature to feature, so that n x n matrices are accumulated.
 """
 
 from __future__ import annotations
@@ -11,18 +14,27 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from efcil.core.losses import weighted_mean
 from efcil.errors import TrainingError
 
+#: Numbers of a chunk of samples of cosine heads that are held at a time.
+_LARGEST = 1 << 24
+_SHORTEST = 1e-12
+
 
 @dataclass(frozen=True)
 class FeatureMatrixSum:
-    """What has been seen so far: sum of p (m), sum of p p^T (m, m), both float64, and the number of samples."""
+    """What has been seen so far: sum of p (m), sum of p p^T (m, m), both float64, and the number of samples.
+
+    Of cosine heads it is `whole`, the sum of the feature matrices (n, n) themselves.
+    """
 
     probability: Tensor
     outer: Tensor
     count: int
+    whole: Tensor | None = None
 
     @classmethod
     def empty(cls, classes: int, device: torch.device | str = "cpu") -> FeatureMatrixSum:
@@ -36,6 +48,8 @@ class FeatureMatrixSum:
             raise TrainingError(
                 "The feature matrix is a mean over images, but no image was seen; give it a task's data."
             )
+        if self.whole is not None:
+            return ((self.whole + self.whole.T) / (2 * self.count)).to(weight.dtype)
         return feature_matrix(weight, self.probability / self.count, self.outer / self.count)
 
 
@@ -47,6 +61,25 @@ def accumulate(total: FeatureMatrixSum, logits: Tensor) -> FeatureMatrixSum:
         total.outer + probabilities.T @ probabilities,
         total.count + logits.shape[0],
     )
+
+
+def accumulate_cosine(total: FeatureMatrixSum, features: Tensor, weight: Tensor, scale: Tensor) -> FeatureMatrixSum:
+    """Add the samples of one chunk of features (B, n) for cosine heads (m, n) of a scale; returns a new sum."""
+    size = features.shape[1]
+    whole = total.whole if total.whole is not None else weight.new_zeros(size, size, dtype=torch.float64)
+    rows = functional.normalize(weight.double(), dim=1)
+    step = max(1, _LARGEST // max(weight.numel(), 1))
+    for some in features.double().split(step):
+        length = torch.linalg.vector_norm(some, dim=1, keepdim=True).clamp(min=_SHORTEST)
+        unit = some / length
+        cosines = unit @ rows.T
+        probabilities = torch.softmax(scale.double() * cosines, dim=1)
+        # How each score changes with the feature (B, m, n), less the mean over classes, weighted by their roots.
+        slopes = (rows - cosines[:, :, None] * unit[:, None, :]) * (scale.double() / length)[:, :, None]
+        slopes = slopes - (probabilities[:, :, None] * slopes).sum(dim=1, keepdim=True)
+        weighted = (probabilities.sqrt()[:, :, None] * slopes).flatten(0, 1)
+        whole = whole + weighted.T @ weighted
+    return FeatureMatrixSum(total.probability, total.outer, total.count + len(features), whole)
 
 
 def feature_matrix(weight: Tensor, mean_probability: Tensor, mean_outer: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
     statistics = method.statistics()
     assert statistics is not None
     if classifiers.HEADS in keeps:
-        statistics = replace(statistics, heads=method.network.head_weight())
+        statistics = replace(statistics, heads=method.network.head_weight(), head_scale=method.network.cosine_scale)
     built = classifiers.CLASSIFIERS[classifier][1](statistics)
     return lambda images: built(method.embed(images))
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from efcil import seeds
+from efcil.core.heads import cosine_logits
 from efcil.core.losses import cross_entropy
 from efcil.core.rotation import rotate_batch, rotation_labels
 from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms, trainable
@@ -30,12 +31,14 @@ class FirstTask(Method):
         network.requires_grad_(True)
         if rotations:
             device = next(network.backbone.parameters()).device
-            self.auxiliary = nn.Linear(network.feature_size, 3 * task.classes)
+            linear = network.cosine_scale is None
+            self.auxiliary = nn.Linear(network.feature_size, 3 * task.classes, bias=linear)
             bound = 1.0 / math.sqrt(network.feature_size)
             generator = seeds.generator("cpu", task.seed, "auxiliary", task.index)
             with torch.no_grad():
                 self.auxiliary.weight.uniform_(-bound, bound, generator=generator)
-                self.auxiliary.bias.uniform_(-bound, bound, generator=generator)
+                if linear:
+                    self.auxiliary.bias.uniform_(-bound, bound, generator=generator)
             self.auxiliary.to(device)
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
@@ -54,7 +57,10 @@ class FirstTask(Method):
             return {"current": cross_entropy(logits, batch.labels, smoothing=batch.label_smoothing)}
         features = self.network.features(rotate_batch(batch.images))
         weight = torch.cat([self.network.head_weight(), self.auxiliary.weight])
-        bias = torch.cat([self.auxiliary.bias.new_zeros(self.classes), self.auxiliary.bias])
-        logits = functional.linear(features, weight, bias)
+        if (scale := self.network.cosine_scale) is not None:
+            logits = cosine_logits(features, weight, scale)
+        else:
+            bias = torch.cat([self.auxiliary.bias.new_zeros(self.classes), self.auxiliary.bias])
+            logits = functional.linear(features, weight, bias)
         labels = rotation_labels(batch.labels, self.classes)
         return {"current": cross_entropy(logits, labels, smoothing=batch.label_smoothing)}

@@ -163,7 +163,10 @@ class Watch:
 
 def begin_first(blueprint: Blueprint, task: Task, data: TaskImages, recipe: Recipe) -> Trainer:
     """Return the trainer of a first task from scratch, the same for every method."""
-    learner = FirstTask(blueprint.empty_network(), task, recipe.rotations)
+    network = blueprint.empty_network()
+    if recipe.head == "cosine":
+        network.use_cosine_heads(recipe.head_scale)
+    learner = FirstTask(network, task, recipe.rotations)
     blueprint.execution.equip(learner)
     return Trainer(learner, data, task, recipe, blueprint.execution)
 

@@ -58,6 +58,11 @@ def perturb(
             f"The method of the run in {folder.path} ({summary['method']}) keeps no feature matrix, so it has no "
             "principal directions. Use a run of efc, efc++ or fd."
         )
+    if model.ready.network.cosine_scale is not None:
+        raise RunFolderError(
+            f"The run in {folder.path} has cosine heads, whose scores are not linear in the features. Use a run with "
+            "linear heads (first_task.head=linear)."
+        )
     features, labels = _features(model, settings, dataset, summary["class_order"])
     heads = model.ready.network.head_weight() / model.ready.head_temperature
     tasks = len(summary["task_sizes"])

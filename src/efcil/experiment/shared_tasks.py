@@ -54,7 +54,7 @@ def _digest(facts: Sequence[Any], images: ImageSet) -> str:
 
 
 #: Values of recipes that came later: where they are off, first tasks keep the keys that they had.
-_OFF_BEFORE = ("label_smoothing", "ema")
+_OFF_BEFORE = {"label_smoothing": 0.0, "ema": None, "head": "linear", "head_scale": None}
 
 
 def describe(
@@ -72,7 +72,11 @@ def describe(
         "classes": [int(c) for c in classes],
         "network": network,
         "augmentation": augmentation,
-        "recipe": {name: v for name, v in dataclasses.asdict(recipe).items() if v or name not in _OFF_BEFORE},
+        "recipe": {
+            name: value
+            for name, value in dataclasses.asdict(recipe).items()
+            if name not in _OFF_BEFORE or value != _OFF_BEFORE[name]
+        },
         "seed": seed,
         "made_with": dict(made_with),
     }

@@ -136,6 +136,8 @@ class Method(Keeping):
     family: ClassVar[str] = "efc"
     #: Whether `loss` smooths labels by `batch.label_smoothing`.
     smooths_labels: ClassVar[bool] = False
+    #: Whether the method also works with cosine heads: it asks the network for scores, and computes none of its own.
+    cosine_heads: ClassVar[bool] = False
     #: The recipe where none is asked for, if the preset has it: `paper` (that of the family) or `modern`.
     usual_recipe: ClassVar[str] = "paper"
 
@@ -216,7 +218,7 @@ class Method(Keeping):
         rate = recipe.learning_rate if recipe.backbone_learning_rate is None else recipe.backbone_learning_rate
         groups = [
             {"params": trainable(self.network.backbone.parameters()), "learning_rate": rate},
-            {"params": trainable(self.network.heads.parameters()), "learning_rate": recipe.learning_rate},
+            {"params": trainable(self.network.head_parameters()), "learning_rate": recipe.learning_rate},
         ]
         return [group for group in groups if group["params"]]
 
@@ -397,6 +399,7 @@ class Method(Keeping):
         tensors = renamed(tensors, self.state_dict().keys())
         heads = sorted(int(n.split(".")[2]) for n in tensors if n.startswith("network.heads."))
         self.network.grow_to([tensors[f"network.heads.{index}"].shape[0] for index in heads])
+        self.network.match_heads({name.removeprefix("network.") for name in tensors})
         for name, tensor in tensors.items():
             owner_name, _, leaf = name.rpartition(".")
             owner = self.get_submodule(owner_name)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from efcil import seeds
 from efcil.core import gaussians, pseudo_old, transport
-from efcil.core.feature_matrix import FeatureMatrixSum, accumulate, quadratic_drift
+from efcil.core.feature_matrix import FeatureMatrixSum, quadratic_drift
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Piece, Task, Terms
 from efcil.methods.efc_plus_plus import ElasticFeatureConsolidationPlusPlus
@@ -255,12 +254,11 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
 
     def _measured(self, task: Task, data: TaskImages) -> FeatureMatrixSum:
         total, settings = super()._measured(task, data), self.settings
-        weight = self.network.head_weight()
         if task.index > 0 and settings.efm_on == "gaussians":
             generator = seeds.generator(data.device, task.seed, "feature-matrix", task.index)
             drawn, _ = self.memory.sampler(settings.jitter).classes(self.memory.counts.tolist(), generator)
-            total = accumulate(total, functional.linear(drawn, weight))
+            total = self._accumulated(total, drawn)
         elif task.index > 0 and settings.efm_on == "pseudo-old" and self._makes_images:
             for made, _ in self._made_of(data, 0):
-                total = accumulate(total, functional.linear(self.network.features(made), weight))
+                total = self._accumulated(total, self.network.features(made))
         return total

@@ -11,7 +11,7 @@ from torch.nn import functional
 from efcil.core import drift, gaussians, prototypes
 from efcil.core.covariance import IN_SHORT
 from efcil.core.elastic import elastic_loss
-from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
+from efcil.core.feature_matrix import FeatureMatrixSum, accumulate, accumulate_cosine
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
@@ -231,11 +231,17 @@ class ElasticFeatureConsolidation(Method):
         # Full batches only, as in the authors' code, unless there is none.
         left = len(data) // task.batch_size * task.batch_size or len(data)
         for images, _ in data.augmented("feature-matrix"):
-            logits = functional.linear(self.network.features(images), weight)[:left]
-            left -= len(logits)
-            if len(logits):
-                total = accumulate(total, logits)
+            if left > 0:
+                total = self._accumulated(total, self.network.features(images), left)
+                left -= len(images)
         return total
+
+    def _accumulated(self, total: FeatureMatrixSum, features: Tensor, most: int | None = None) -> FeatureMatrixSum:
+        """Add what the heads predict for features, for the first `most` of them."""
+        weight, scale = self.network.head_weight(), self.network.cosine_scale
+        if scale is not None:
+            return accumulate_cosine(total, features[:most], weight, scale)
+        return accumulate(total, functional.linear(features, weight)[:most])
 
     def _add_prototypes(self, task: Task, data: TaskImages) -> None:
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))

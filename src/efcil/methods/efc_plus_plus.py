@@ -26,6 +26,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
     name = "efc++"
     summary = "EFC without rehearsal while the backbone trains; heads re-balanced on Gaussian features after each task"
     smooths_labels = True
+    cosine_heads = True
 
     @dataclass(frozen=True)
     class Settings(ElasticSettings):
@@ -86,7 +87,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
         return {
             "drift": quadratic_drift(delta, self.feature_matrix, settings.efm_weight, settings.damping),
             "current": cross_entropy(
-                features @ self.network.heads[-1].T, batch.labels - first, smoothing=batch.label_smoothing
+                self.network.newest_logits(features), batch.labels - first, smoothing=batch.label_smoothing
             ),
         }
 
@@ -123,6 +124,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
                 learning_rate=settings.rebalance_learning_rate,
                 momentum=settings.rebalance_momentum,
                 weight_decay=settings.rebalance_weight_decay,
+                scale=self.network.cosine_scale,
             )
         if not bool(torch.isfinite(weight).all()):
             raise TrainingError(

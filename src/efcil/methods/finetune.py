@@ -13,6 +13,7 @@ class FineTune(Method):
     summary = "cross-entropy on the current classes, nothing against forgetting (lower bound)"
     family = "scheduled"
     smooths_labels = True
+    cosine_heads = True
 
     def begin_task(self, task: Task) -> None:
         """Grow a head and freeze the old ones."""
@@ -22,7 +23,6 @@ class FineTune(Method):
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy over the newest head."""
-        features = self.network.features(batch.images)
-        head = self.network.heads[-1]
+        logits = self.network.newest_logits(self.network.features(batch.images))
         first = sum(self.network.head_sizes[:-1])
-        return {"current": cross_entropy(features @ head.T, batch.labels - first, smoothing=batch.label_smoothing)}
+        return {"current": cross_entropy(logits, batch.labels - first, smoothing=batch.label_smoothing)}

@@ -40,6 +40,8 @@ class FrozenBackbone(Method):
 class FrozenStatistics(FrozenBackbone):
     """Stores statistics of plain images' features, and classifies by what `build` makes of them."""
 
+    cosine_heads = True
+
     def __init__(self, network: IncrementalNetwork, settings: Any = None) -> None:
         super().__init__(network, settings)
         self._classifier: Classifier | None = None

@@ -17,6 +17,7 @@ class Joint(Method):
     happens after every task.
     """
 
+    cosine_heads = True
     name = "joint"
     summary = "one training on all classes with the first task's recipe (upper bound, keeps all images)"
 

@@ -80,7 +80,8 @@ def refit_heads(model: Model, method: Method, stop: StopRequest | None = None) -
         return seeds.generator(model.execution.device, card.settings.seed, "more", len(card.visits), epoch)
 
     heads = method.network.head_weight()
-    method.replace_heads(fit_to_gaussians(heads, statistics.means, *statistics.spread(), generator))
+    scale = method.network.cosine_scale
+    method.replace_heads(fit_to_gaussians(heads, statistics.means, *statistics.spread(), generator, scale=scale))
 
 
 def _stop_if_asked(stop: StopRequest | None) -> None:

@@ -145,7 +145,10 @@ def backbone(card: Card) -> Backbone:
 
 def skeleton(card: Card) -> Method:
     """Return the untrained method that the card describes, with heads for all its classes."""
-    return blueprint(card).bare(card.task_sizes)
+    method = blueprint(card).bare(card.task_sizes)
+    if card.resolved.first_task.head == "cosine":
+        method.network.use_cosine_heads(card.resolved.first_task.head_scale)
+    return method
 
 
 def restore(card: Card, method: Method, tensors: Mapping[str, Tensor]) -> None:

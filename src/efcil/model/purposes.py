@@ -41,6 +41,12 @@ PURPOSES = (
         _WEIGHTS + "they show which features a class has.",
         per_class=1,
     ),
+    Purpose(
+        r"network\.(fixed_)?head_scale",
+        "head scale",
+        "multiplies the cosines that are the scores of cosine heads",
+        "One number for all classes together.",
+    ),
 )
 
 

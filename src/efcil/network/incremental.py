@@ -1,10 +1,10 @@
-"""A backbone with one bias-free linear head per task."""
+"""A backbone with one bias-free head per task, linear or cosine."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from efcil import ranks, seeds
+from efcil.core.heads import cosine_logits
 from efcil.network import split
 from efcil.network.backbones import Backbone, check_name
 
@@ -26,13 +27,20 @@ class IncrementalNetwork(nn.Module):
     `half_precision` and `fast` are execution choices, not state: `half_precision` runs the backbone in bfloat16,
     `fast` is what network/fast installs to run it as one operation that reads the same parameters. Images smaller than
     `input_size` are enlarged to it, if it is given: pre-trained networks know objects at the size they have seen.
+
+    Heads are linear unless there is a scale of cosine heads, learned or fixed; so a saved state says which they are.
     """
+
+    head_scale: nn.Parameter | None
+    fixed_head_scale: Tensor | None
 
     def __init__(self, backbone: nn.Module, input_size: int | None = None) -> None:
         super().__init__()
         self.backbone = backbone
         self.input_size = input_size
         self.heads = nn.ParameterList()
+        self.register_parameter("head_scale", None)
+        self.register_buffer("fixed_head_scale", None)
         self.half_precision = False
         self.fast: FusedBackbone | None = None
 
@@ -50,6 +58,24 @@ class IncrementalNetwork(nn.Module):
     def head_sizes(self) -> list[int]:
         """Number of classes of every head, in task order."""
         return [head.shape[0] for head in self.heads]
+
+    @property
+    def cosine_scale(self) -> Tensor | None:
+        """The scale (1) of cosine heads; None if heads are linear."""
+        return self.fixed_head_scale if self.head_scale is None else self.head_scale
+
+    def use_cosine_heads(self, scale: float | None = None) -> None:
+        """Make all heads cosine heads: of a fixed scale, or of one that is learned and begins with 1."""
+        device = next(self.backbone.parameters()).device
+        self.head_scale = nn.Parameter(torch.ones(1, device=device)) if scale is None else None
+        self.fixed_head_scale = None if scale is None else torch.full((1,), float(scale), device=device)
+
+    def match_heads(self, names: Collection[str]) -> None:
+        """Make heads linear or cosine as they are in a state with tensors of these names, before it is loaded."""
+        if "head_scale" in names or "fixed_head_scale" in names:
+            self.use_cosine_heads(None if "head_scale" in names else 1.0)
+        else:
+            self.head_scale = self.fixed_head_scale = None
 
     def add_head(self, classes: int, generator: torch.Generator | None = None) -> None:
         """Append a head for `classes` new classes, initialised uniformly in +-1/sqrt(features)."""
@@ -87,7 +113,21 @@ class IncrementalNetwork(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the scores (batch, seen classes) of features (batch, n)."""
-        return functional.linear(features, self.head_weight())
+        return self._logits(features, self.head_weight())
+
+    def newest_logits(self, features: Tensor) -> Tensor:
+        """Return the scores (batch, classes of the newest head) of features (batch, n)."""
+        return self._logits(features, self.heads[-1])
+
+    def _logits(self, features: Tensor, weight: Tensor) -> Tensor:
+        scale = self.cosine_scale
+        return functional.linear(features, weight) if scale is None else cosine_logits(features, weight, scale)
+
+    def head_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the weights of all heads, and the scale of cosine heads if it is learned."""
+        yield from self.heads
+        if self.head_scale is not None:
+            yield self.head_scale
 
     def norm_parameters(self) -> Iterator[nn.Parameter]:
         """Yield scale and shift of every BatchNorm layer."""
@@ -119,5 +159,6 @@ def trained_network(
     network = fresh_network(backbone, seed, device, load=False)
     heads = sorted((n for n in tensors if n.startswith("heads.")), key=lambda n: int(n.split(".")[1]))
     network.grow_to([tensors[head].shape[0] for head in heads])
+    network.match_heads(tensors.keys())
     network.load_state_dict(dict(tensors))
     return network.eval()

@@ -71,12 +71,26 @@ def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Pres
         "first_task": _adjust(first, first_epochs, settings.batch_size, stages["first_task"], "first_task"),
         "later": _adjust(later, settings.epochs, settings.batch_size, stages["later"], "later"),
     }
+    _refuse_heads(cls, recipes["first_task"])
     return Resolved(
         network=network,
         augmentation=settings.augmentation or preset.augmentation(size),
         method=method,
         **recipes,
     )
+
+
+def _refuse_heads(cls: type[Method], first: Recipe) -> None:
+    """Raise if the heads are not of a kind that the method can train."""
+    from efcil import methods
+
+    if first.head == "cosine" and not cls.cosine_heads:
+        others = ", ".join(name for name, each in methods.bundled().items() if each.cosine_heads)
+        raise SettingsError(
+            f"Method {cls.name!r} is written for linear heads, and first_task.head is cosine. Set "
+            f"first_task.head=linear, or use a method that takes both: {others}. One of your own that computes scores "
+            "only with self.network.logits says so by `cosine_heads = True`."
+        )
 
 
 def _recipes_from(preset: presets.Preset, network: str | None, weights: str | None) -> presets.Preset:

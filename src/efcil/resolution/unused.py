@@ -74,6 +74,10 @@ def _reason(method: str, own: Any, stage: str, field: str, recipe: Recipe) -> st
 
     if stage == "later" and not methods.get(method).traits(own).trains_later:
         return f"{method} trains its network only by the recipe of the first task. Change first_task.{field}"
+    if stage == "later" and field in ("head", "head_scale"):
+        return f"the first task makes the heads of all tasks what they are. Change first_task.{field}"
+    if field == "head_scale" and recipe.head != "cosine":
+        return f"the heads are {recipe.head}, which have no scale. Set {stage}.head=cosine too"
     if stage == "later" and field == "rotations":
         return "only the first task has rotated classes. Change first_task.rotations"
     if stage == "later" and field == "label_smoothing" and not methods.get(method).traits(own).smooths_labels:

@@ -28,6 +28,15 @@ class Recipe:
     decay: float = option(0.1, "Factor applied at every milestone.", minimum=0)
     batch_size: int = option(64, "Images in a training step, before rotations.", minimum=1)
     rotations: bool = option(False, "Add three rotated copies of every class as classes of their own.")
+    head: str = option(
+        "linear",
+        "Heads, for all tasks: linear, or cosine (cosines of features and weights, times a scale). Set it for the "
+        "first task.",
+        choices=("linear", "cosine"),
+    )
+    head_scale: float | None = option(
+        None, "Scale of cosine heads, fixed; none: it is learned, and begins with 1.", minimum=1e-6
+    )
     gradient_clip: float | None = option(
         None, "Norm that the gradient of all parameters together is clipped to; none: no clipping.", minimum=1e-9
     )
