@@ -216,7 +216,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("text", "says"),
         [
-            ("efm_weight: 5", r"'efm_weight' is a setting of efc, .* overrides: \{efm_weight: \.\.\.\}"),
+            ("efm_weight: 5", r"'efm_weight' is a setting of cedar, efc, .* overrides: \{efm_weight: \.\.\.\}"),
             ("learning_rate: 0.01", r"overrides: \{first_task\.learning_rate: \.\.\.\} or \{later\.learning_rate"),
             ("later: {epochs: 3}", "'later' belongs under 'overrides'"),
             ("later.epochs: 3", r"overrides: \{later\.epochs: \.\.\.\}"),

@@ -25,6 +25,10 @@ CONDITIONAL = list(
 FAR: dict[str, Any] = {
     "adapter_batch_size": 8,
     "covariance_share": 0.5,
+    "pseudo_old_choice": "nearest",
+    "pseudo_old_fade": 1.0,
+    "pseudo_old_sources": "near",
+    "pseudo_old_targets": "gaussian",
     "projection_threshold": 0.3,
     "solver": "sklearn",
     "threshold": 0.999,

@@ -62,7 +62,7 @@ def descend(images: Tensor, targets: Tensor, gradient: Gradient, steps: int, len
     for _ in range(steps):
         slope = gradient(moved, targets)
         norm = torch.linalg.vector_norm(slope, dim=(1, 2, 3), keepdim=True, dtype=_wide(slope.dtype))
-        moved = moved - (slope * (length / norm.clamp(min=torch.finfo(norm.dtype).tiny))).to(moved.dtype)
+        moved = moved - (length * (slope / norm.clamp(min=torch.finfo(norm.dtype).tiny))).to(moved.dtype)
     return moved
 
 

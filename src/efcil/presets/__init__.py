@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -19,8 +19,9 @@ FIRST_TASK = "first_task"
 PRETRAINED = "pretrained"
 _KEYS = (
     *("network", "augmentation", "by_image_size", "named_by_data", "class_order", "images_per_class"),
-    *("first_task", "later", "methods"),
+    *("first_task", "later", "modern", "methods", "own"),
 )
+_MODERN_KEYS = ("augmentation", "first_task", "later", "families")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,27 @@ class SizeChoice:
     network: str
     augmentation: str
     up_to: int | None = None
+
+
+@dataclass(frozen=True)
+class Modern:
+    """The second recipe of a dataset, the same for all methods: what it changes in the recipes of the papers.
+
+    A family of methods may need a value of its own, such as a larger batch.
+    """
+
+    augmentation: str
+    first_task: Mapping[str, Any]
+    later: Mapping[str, Any]
+    families: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of_first_task(self, paper: Recipe) -> Recipe:
+        """Return the recipe of the first task."""
+        return replace(paper, **self.first_task)
+
+    def of_later(self, paper: Recipe, family: str) -> Recipe:
+        """Return the recipe of later tasks for a family of methods."""
+        return replace(paper, **{**self.later, **self.families.get(family, {})})
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +66,9 @@ class Preset:
     named_by_data: bool = False  # the folder, not the dataset's name, says which images these are
     class_order: str = "efc"
     images_per_class: str = "all"
+    modern: Modern | None = None
+    #: Recipes of single methods that were published with another first task or augmentation, by method.
+    own: Mapping[str, Modern] = field(default_factory=dict)
 
     @property
     def pretrained(self) -> bool:
@@ -124,6 +149,8 @@ def parse_preset(text: str, dataset: str, source: str) -> Preset:
             named_by_data=bool(content.get("named_by_data", False)),
             class_order=str(content.get("class_order", "efc")),
             images_per_class=str(content.get("images_per_class", "all")),
+            modern=_read_modern(content["modern"]) if "modern" in content else None,
+            own={name: _read_modern(values, f"own: {name}") for name, values in content.get("own", {}).items()},
         )
     except safe_yaml.YamlError as error:
         raise SettingsError(f"The preset {source} is not valid YAML: {error}.") from None
@@ -138,6 +165,28 @@ def _read_recipe(values: Any, place: str) -> Recipe:
         return build(Recipe, values, "setting")
     except SettingsError as error:
         raise SettingsError(f"in {place}: {error}") from None
+
+
+def _read_modern(values: Any, place: str = "modern") -> Modern:
+    if not isinstance(values, dict) or not isinstance(values.get("augmentation"), str):
+        raise SettingsError(f"{place} must be a group of settings that names an augmentation.")
+    for key in values:
+        if key not in _MODERN_KEYS:
+            raise unknown(f"part of {place}", str(key), _MODERN_KEYS)
+    later = _read_changes(values.get("later"), f"{place}: later")
+    families = _read_methods(values.get("families", {}))
+    return Modern(
+        augmentation=values["augmentation"],
+        first_task=_read_changes(values.get("first_task"), f"{place}: first_task"),
+        later=later,
+        families={name: _read_changes(each, f"{place}: {name}") for name, each in families.items()},
+    )
+
+
+def _read_changes(values: Any, place: str) -> dict[str, Any]:
+    """Return those values of a recipe that are stated, in their types."""
+    whole = _read_recipe(values, place)
+    return {str(name): getattr(whole, str(name)) for name in values}
 
 
 def _read_methods(groups: Any) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
 from efcil.settings.options import options, show
 
 LONGEST_LABEL = 80
-_FROM_PRESET = ("network", "augmentation", "epochs", "first_task_epochs", "batch_size")
+_FROM_PRESET = ("network", "augmentation", "epochs", "first_task_epochs", "batch_size", "recipe")
 
 
 def scenario_name(settings: Settings) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from efcil import presets
 from efcil.errors import SettingsError, unknown
+from efcil.settings.benchmark import MODERN, Settings
 from efcil.settings.options import Option, method_settings, options
 from efcil.settings.recipe import STAGES, Recipe
 from efcil.settings.training import TrainingSettings
@@ -62,8 +63,12 @@ def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Pres
     recipes_from = _recipes_from(preset, network, settings.weights)
     in_presets = {**preset.methods.get(settings.method, {}), **recipes_from.methods.get(settings.method, {})}
     method = method_settings(cls, {**in_presets, **own})
-    later = cls.recipe(method, recipes_from.later(cls.traits(method).family))
-    first = recipes_from.first_task
+    family = cls.traits(method).family
+    first, later = recipes_from.first_task, recipes_from.later(family)
+    modern = _modern(settings, cls, recipes_from)
+    if modern is not None:
+        first, later = modern.of_first_task(first), modern.of_later(later, family)
+    later = cls.recipe(method, later)
     if recipes_from.pretrained and not cls.traits(method).trains_later:
         first = replace(first, epochs=0)  # the method leaves the network as it is, and this one is trained already
     first_epochs = settings.epochs if settings.first_task_epochs is None else settings.first_task_epochs
@@ -74,7 +79,7 @@ def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Pres
     _refuse_heads(cls, recipes["first_task"])
     return Resolved(
         network=network,
-        augmentation=settings.augmentation or preset.augmentation(size),
+        augmentation=settings.augmentation or (preset.augmentation(size) if modern is None else modern.augmentation),
         method=method,
         **recipes,
     )
@@ -91,6 +96,21 @@ def _refuse_heads(cls: type[Method], first: Recipe) -> None:
             f"first_task.head=linear, or use a method that takes both: {others}. One of your own that computes scores "
             "only with self.network.logits says so by `cosine_heads = True`."
         )
+
+
+def _modern(settings: TrainingSettings, cls: type[Method], preset: presets.Preset) -> presets.Modern | None:
+    """Return what changes the recipe of the method's family: the preset's second recipe if it is asked for or usual for
+
+    the method, or the method's own; None if nothing does.
+    """
+    asked = settings.recipe if isinstance(settings, Settings) else None
+    if asked == MODERN and preset.modern is None:
+        have = [name for name in presets.presets() if presets.load_preset(name).modern is not None]
+        raise SettingsError(
+            f"The preset {preset.dataset} has no recipe {MODERN!r}; {', '.join(have)} have one. Leave out --recipe, or "
+            "set its values with --set first_task.NAME=VALUE later.NAME=VALUE."
+        )
+    return preset.modern if (asked or cls.usual_recipe) == MODERN else preset.own.get(cls.name)
 
 
 def _recipes_from(preset: presets.Preset, network: str | None, weights: str | None) -> presets.Preset:

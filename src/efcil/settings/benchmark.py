@@ -11,6 +11,8 @@ from efcil.settings.training import TrainingSettings
 
 CUSTOM = "custom"
 NAMED_CLASS_ORDERS = ("efc", "icarl", "efc-imagenet", "natural")
+#: Whose recipes a run follows: those of the papers, or the preset's own, the same for all methods.
+PAPER, MODERN = "paper", "modern"
 #: Other names of datasets.
 SAME_DATASET = {"imagenet": "imagenet-1k"}
 
@@ -62,6 +64,15 @@ class Settings(TrainingSettings):
         group="data",
         minimum=0,
         maximum=1,
+    )
+    recipe: str | None = option(
+        None,
+        "Recipe: paper (that of the EFC paper, or of the method's own) or modern (one for all methods, of the presets "
+        "cifar10, cifar100 and tiny-imagenet: SGD with cosine decay, trained BatchNorm, TrivialAugment). By default "
+        "modern for cedar, if the preset has it, and paper for all others.",
+        choices=(PAPER, MODERN),
+        group="training",
+        after="weights",
     )
     class_list: str | None = option(
         None,

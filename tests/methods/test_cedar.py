@@ -1,0 +1,210 @@
+"""CEDAR: EFC++ where its own parts are off, and each of these parts against the obvious computation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from checks import FIRST, LATER, SHORT, Stream, assert_equal, clone, make_stream, short_stream
+
+from efcil.core import pseudo_old, transport
+from efcil.core.feature_matrix import feature_matrix
+from efcil.engine import lifecycle
+from efcil.methods import get
+from efcil.methods.base import Method, Piece
+from efcil.methods.cedar import Cedar
+from efcil.presets import load_preset
+from efcil.testing import on_trial
+from efcil.testing.stream import blueprint
+from efcil.testing.trial import LAST, resumed
+
+AS_EFC: dict[str, Any] = {"pseudo_old": False, "damping": 0.1, "prototype_update": "efm"}
+
+
+def learned(**settings: Any) -> tuple[Stream, Cedar]:
+    """A method before the last task."""
+    stream = short_stream()
+    method = stream.learn(stream.start("cedar", **{"rebalance_epochs": 2, **settings}), LAST - 1, SHORT)
+    assert isinstance(method, Cedar)
+    return stream, method
+
+
+def begun(**settings: Any) -> tuple[Stream, Cedar]:
+    """A method at the beginning of the last task."""
+    stream, method = learned(**settings)
+    method.begin_task(stream.tasks[LAST])
+    return stream, method
+
+
+def piece_of(stream: Stream, epoch: int = 0) -> Piece:
+    data = stream.data[LAST]
+
+    def at(other: int) -> torch.Tensor:
+        return data.render(data.view("epoch", other, training=True), 0, len(data))[0]
+
+    return Piece(at(epoch), epoch, 0, 5, at)
+
+
+def test_without_its_parts_it_is_efc_plus_plus() -> None:
+    stream = short_stream()
+    ours = stream.learn(stream.start("cedar", rebalance_epochs=3, **AS_EFC), LAST, SHORT)
+    theirs = stream.learn(stream.start("efc++", rebalance_epochs=3), LAST, SHORT)
+    assert_equal(clone(ours.state_dict()), clone(theirs.state_dict()))
+
+
+def test_defaults_are_those_of_the_leads() -> None:
+    settings = Cedar.Settings()
+    assert (settings.efm_weight, settings.damping, settings.prototype_update) == (10.0, 0.0, "linear-residual")
+    assert (settings.transport_views, settings.attack_steps, settings.attack_length) == (3, 4, 6.0)
+    assert (settings.pseudo_old, settings.pseudo_old_weight, settings.pseudo_old_transport) == (True, 1.0, True)
+
+
+def test_loss_by_hand() -> None:
+    stream, method = begun(pseudo_old_weight=3.0, pseudo_old_fade=1.0, pseudo_old_copies=2, damping=0.2)
+    batch = stream.batch(method, LAST)
+    images = [batch.frozen[f"images-{copy}"] for copy in range(2)]
+    with torch.no_grad():
+        terms = method.loss(batch)
+        features = method.network.features(torch.cat([batch.images, *images]))
+        old = method.old_network.features(torch.cat(images))
+    penalty = method.settings.efm_weight * method.feature_matrix + 0.2 * torch.eye(64)
+    size = batch.size
+    own, others = features[:size] - batch.frozen["features"], features[size:] - old
+    torch.testing.assert_close(terms["drift"], torch.stack([d @ penalty @ d for d in own]).mean())
+    expected = 3.0 / 2 * torch.stack([d @ penalty @ d for d in others]).mean()  # the second task after the first
+    torch.testing.assert_close(terms["pseudo-old"], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("sources", ["each", "near"])
+@pytest.mark.parametrize("targets", ["round", "gaussian"])
+def test_pseudo_old_images_are_nearer_to_their_targets(sources: str, targets: str) -> None:
+    stream, method = begun(pseudo_old_sources=sources, pseudo_old_targets=targets, pseudo_old_copies=2)
+    piece = piece_of(stream)
+    with torch.no_grad():
+        features = method.old_network.features(piece.images)
+        choice = method._choose(features, torch.Generator().manual_seed(0))
+        made, theirs = method._make(piece.images[choice.sources], choice.targets)
+    count = 2 * len(piece.images)
+    assert made.shape == (count, *piece.images.shape[1:])
+    torch.testing.assert_close(theirs, method.old_network.features(made).detach())
+    before = (features[choice.sources] - choice.targets).norm(dim=1)
+    assert float(((theirs - choice.targets).norm(dim=1) < before).float().mean()) > 0.95
+    # Steps are in proportion to the side of an image: a quarter of 32 pixels.
+    moved = (made - piece.images[choice.sources]).flatten(1).norm(dim=1)
+    assert float(moved.max()) <= 4 * 6.0 / 4 * 1.001
+    if sources == "each":
+        assert choice.sources.tolist() == [*range(count // 2), *range(count // 2)]
+
+
+def test_near_sources_serve_every_class_equally(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, method = begun(pseudo_old_sources="near", pseudo_old_choice="nearest")
+    seen: list[torch.Tensor] = []
+    choose = pseudo_old.choose_sources
+    monkeypatch.setattr(pseudo_old, "choose_sources", lambda d, labels, n: (seen.append(labels), choose(d, labels, n))[1])
+    with torch.no_grad():
+        features = method.old_network.features(piece_of(stream).images)
+        choice = method._choose(features, torch.Generator().manual_seed(0))
+    counts = torch.bincount(seen[0], minlength=5)
+    assert int(counts.max() - counts.min()) <= 1
+    distances = torch.cdist(features, method.memory.means)  # standardising does not change who is nearest to a class
+    assert torch.equal(choice.sources, distances.argmin(dim=0)[seen[0]])
+
+
+def test_images_made_once_are_used_again_and_made_again_after_a_pause() -> None:
+    stream, method = begun(pseudo_old_every=0)
+    with torch.no_grad():
+        first, later = (method.ahead(piece_of(stream, epoch))["images-0"] for epoch in (0, 3))
+        method._made.clear()  # as if the task was resumed in epoch 3
+        again = method.ahead(piece_of(stream, 3))["images-0"]
+
+    def in_order(images: torch.Tensor) -> torch.Tensor:
+        flat = images.flatten(1)
+        return flat[flat[:, 0].argsort()]
+
+    assert torch.equal(in_order(first), in_order(later))
+    assert not torch.equal(first, later), "they meet other images"
+    assert torch.equal(later, again)
+
+
+@pytest.mark.parametrize("settings", [{"pseudo_old_every": 0}, {"pseudo_old_every": 2, "pseudo_old_copies": 2}])
+def test_a_task_is_resumed_to_the_bit_where_images_are_used_again(settings: dict[str, Any]) -> None:
+    stream, recipe = short_stream(), replace(SHORT, epochs=4)
+    trial = on_trial(get("cedar"), replace(Cedar.Settings(), rebalance_epochs=2, **settings))
+    method = trial.make(stream)
+    stream.end(method, 0)
+    before = clone(method.state_dict())
+    whole = stream.learn(trial.reload(before), 1, recipe)
+    pieces = resumed(stream, trial.reload(before), trial.reload(before), 1, steps=5, recipe=recipe)
+    assert_equal(clone(pieces.state_dict()), clone(whole.state_dict()))
+
+
+def test_transport_is_fitted_on_all_views_and_on_pseudo_old_images() -> None:
+    stream, method = learned()
+    stream.train(method, LAST, SHORT)
+    data = stream.data[LAST]
+    before = [method.before_and_after(data, index) for index in range(3)]
+    with torch.no_grad():
+        made = [(old, method.network.features(x)) for index in range(3) for x, old in method._made_of(data, index)]
+        pairs = [torch.cat(side) for side in zip(*before, *made, strict=True)]
+        assert len(pairs[0]) == 6 * len(data)
+        by = transport.ridge_map(*pairs, 0.01)
+        expected = by.points(method.memory.means), by.covariances(method.memory.covariances, residual=True)
+        method._follow_drift(data)
+    torch.testing.assert_close(method.memory.means, expected[0])
+    torch.testing.assert_close(method.memory.covariances, expected[1])
+
+
+@pytest.mark.parametrize("on", ["gaussians", "pseudo-old"])
+def test_feature_matrix_may_be_measured_on_old_classes_too(on: str) -> None:
+    stream, method = begun(efm_on=on)
+    task, data = stream.tasks[LAST], stream.data[LAST]
+    with torch.no_grad():
+        total = method._measured(task, data)
+        method.settings = replace(method.settings, efm_on="current")
+        alone = method._measured(task, data)
+        weight = method.network.head_weight()
+    old = int(method.memory.counts.sum()) if on == "gaussians" else len(data)
+    assert total.count == alone.count + old
+    share = (total.probability[:5].sum() / total.count, alone.probability[:5].sum() / alone.count)
+    assert share[0] > share[1], "Old classes are predicted more often."
+    expected = feature_matrix(weight, total.probability / total.count, total.outer / total.count)
+    torch.testing.assert_close(total.matrix(weight), expected)
+
+
+def test_nothing_of_the_old_network_is_left_after_a_task() -> None:
+    stream, method = learned(pseudo_old_every=0)
+    stream.train(method, LAST, SHORT)
+    assert method._made
+    stream.end(method, LAST)
+    assert "_made" not in vars(method)
+    assert "_old" not in vars(method)
+    assert method.teacher is None
+
+
+def test_learns_where_all_old_classes_were_forgotten() -> None:
+    stream = short_stream()
+    method: Method = stream.start("cedar", rebalance_epochs=2)
+    method.forget_classes(range(4))
+    method.begin_task(replace(stream.tasks[1], first_class=0))
+    assert set(method.ahead(piece_of(stream))) == {"features"}
+
+
+def test_it_is_not_worse_than_efc_plus_plus() -> None:
+    """Under the modern recipe, with trained BatchNorm; another number of threads moves values by up to 4 points."""
+    first = replace(FIRST, epochs=12, learning_rate=3e-3, schedule="steps", milestones=(8,))
+    stream = make_stream((4, 3, 3), per_class=70, first=first)
+    modern = load_preset("cifar100").modern
+    assert modern is not None
+    recipe = replace(modern.of_later(LATER, "efc"), epochs=10, batch_size=LATER.batch_size)
+
+    def mean_accuracy(name: str) -> float:
+        method, found = stream.start(name, rebalance_epochs=30), 0.0
+        for index in (1, 2):
+            plan = blueprint(type(method), method.settings)
+            lifecycle.learn_task(plan, method, stream.tasks[index], stream.data[index], recipe)
+            found += stream.accuracy(method, index) / 2
+        return found
+
+    assert mean_accuracy("cedar") > mean_accuracy("efc++") - 0.02  # 83.3 and 81.2
