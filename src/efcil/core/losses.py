@@ -43,6 +43,10 @@ def distillation(
     old classes. The student's probabilities get `smoothing / s` each and are renormalised, which bounds the loss of a
     student that is sure of the wrong class. There is no factor temperature^2. The teacher receives no gradient.
     """
+    if smoothing == 0.0:  # the logarithm of the softmax, which stays finite where a probability is too small to write
+        logs = torch.log_softmax(_promoted(student_logits) / temperature, dim=1)
+        shares = torch.softmax(_promoted(teacher_logits.detach()) / temperature, dim=1)
+        return weighted_mean(-(shares * logs).sum(dim=1), weights)
     student = torch.softmax(_promoted(student_logits) / temperature, dim=1)
     teacher = torch.softmax(_promoted(teacher_logits.detach()) / temperature, dim=1)
     student = (student + smoothing / student.shape[1]) / (1.0 + smoothing)

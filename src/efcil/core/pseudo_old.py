@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 #: Returns the gradient (K, 3, h, w), up to a positive factor per image, of images and targets (K, n).
 Gradient = Callable[[Tensor, Tensor], Tensor]
@@ -53,17 +54,43 @@ def gumbel(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return -exponential.clamp(min=torch.finfo(torch.float32).tiny).log()
 
 
-def descend(images: Tensor, targets: Tensor, gradient: Gradient, steps: int, length: float) -> Tensor:
+def descend(
+    images: Tensor,
+    targets: Tensor,
+    gradient: Gradient,
+    steps: int,
+    length: float,
+    *,
+    group: int = 1,
+    limits: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Images (K, 3, h, w) after `steps` steps of `length` each down the gradient towards their targets (K, n).
 
-    The length is that of the whole image as a vector; an image whose gradient is zero stays. Values are not clamped.
+    The length is that of the whole image as a vector; an image whose gradient is zero stays. Values are not clamped,
+    unless there are `limits`. With a `group`, so many consecutive images share a length: the root mean square over them
+    is `length`, and an image that is far from its target moves further than one that is near. The gradient must then be
+    known up to one factor for all.
     """
     moved = images
     for _ in range(steps):
         slope = gradient(moved, targets)
         norm = torch.linalg.vector_norm(slope, dim=(1, 2, 3), keepdim=True, dtype=_wide(slope.dtype))
+        if group > 1:
+            norm = _over_groups(norm.flatten(), group).view_as(norm)
         moved = moved - (length * (slope / norm.clamp(min=torch.finfo(norm.dtype).tiny))).to(moved.dtype)
+        moved = moved if limits is None else moved.clamp(*limits)
     return moved
+
+
+def _over_groups(norms: Tensor, group: int) -> Tensor:
+    """The root mean square (K) over each group of so many consecutive norms (K); the last group may be smaller."""
+    squares = functional.pad(norms.square(), (0, -len(norms) % group)).view(-1, group).sum(dim=1)
+    squares = squares.repeat_interleave(group)[: len(norms)]
+    # Full groups but for the last one.
+    sizes = torch.full_like(norms, float(group))
+    if len(norms) % group:
+        sizes[-(len(norms) % group) :] = len(norms) % group
+    return (squares / sizes).sqrt()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

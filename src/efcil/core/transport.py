@@ -15,6 +15,9 @@ from torch import Tensor
 
 from efcil.errors import TrainingError
 
+#: Lengths are not divided by less than this.
+_SHORTEST = 1e-12
+
 
 @dataclass(frozen=True)
 class AffineMap:
@@ -90,6 +93,67 @@ def learned_map(
         error = after.double() - before.double() @ weight.T.double()
         residual = error.T @ error / len(error)
     return AffineMap(weight.double(), torch.zeros(size, dtype=torch.float64, device=device), residual)
+
+
+@torch.no_grad()
+def learned_maps(
+    before: Tensor,
+    after: Tensor,
+    counts: Tensor,
+    *,
+    epochs: int,
+    learning_rate: float,
+    batch_size: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """A map of its own for every class, learned by Adam on the mean distance |W x + b - y|: matrices W (C, n, n).
+
+    before and after (C, K, n) are features of the same images in the old and the new space; class c has the first
+    counts[c] of its rows, at least one. An epoch shows them in a new order; a class with fewer of them has fewer steps.
+    All classes learn side by side. A map starts as the identity.
+    """
+    classes, _, size = before.shape
+    weight = torch.eye(size, device=before.device).repeat(classes, 1, 1)
+    adam = _Adam([weight, torch.zeros(classes, 1, size, device=before.device)], learning_rate)
+    place = torch.arange(before.shape[1], device=before.device)
+    most = int(counts.max())
+    for _ in range(epochs):
+        chance = torch.rand(before.shape[:2], generator=generator, device=generator.device).to(before.device)
+        # Rows that a class does not have come last.
+        order = torch.where(place < counts[:, None], chance, 2.0).argsort(dim=1)[:, :most, None].expand(-1, -1, size)
+        rows, targets = before.gather(1, order), after.gather(1, order)
+        for start in range(0, most, batch_size):
+            some, wanted = rows[:, start : start + batch_size], targets[:, start : start + batch_size]
+            there = (place[start : start + batch_size][: some.shape[1]] < counts[:, None]).to(weight.dtype)[:, :, None]
+            error = torch.baddbmm(adam.values[1], some, weight.transpose(1, 2)) - wanted
+            length = torch.linalg.vector_norm(error, dim=2, keepdim=True).clamp(min=_SHORTEST)
+            slope = error / length * there / there.sum(dim=1, keepdim=True).clamp(min=1.0)
+            adam.step([slope.transpose(1, 2) @ some, slope.sum(dim=1, keepdim=True)], there[:, 0, 0] > 0)
+    return weight
+
+
+class _Adam:
+    """Adam over tensors with a row for every class, each of which counts its own steps and may leave some out."""
+
+    betas, epsilon = (0.9, 0.999), 1e-8
+
+    def __init__(self, values: list[Tensor], learning_rate: float) -> None:
+        self.values, self.learning_rate = values, learning_rate
+        self.first, self.second = ([torch.zeros_like(value) for value in values] for _ in range(2))
+        self.steps = torch.zeros(len(values[0]), 1, 1, device=values[0].device, dtype=torch.float64)
+
+    def step(self, gradients: list[Tensor], active: Tensor) -> None:
+        """Update the rows of `active` classes (C) by their gradients."""
+        moves = active[:, None, None]
+        self.steps += moves
+        counted = self.steps.clamp(min=1.0)
+        rate = torch.where(moves, self.learning_rate / (1 - self.betas[0] ** counted), 0.0).float()
+        root = (1 - self.betas[1] ** counted).rsqrt().float()
+        new = [torch.where(moves, 1.0 - beta, 0.0).float() for beta in self.betas]
+        for value, gradient, first, second in zip(self.values, gradients, self.first, self.second, strict=True):
+            first.addcmul_(gradient - first, new[0])
+            second.addcmul_(gradient.square() - second, new[1])
+            value.addcdiv_(first * -rate, second.sqrt().mul_(root).add_(self.epsilon))
 
 
 def relational_update(prototypes: Tensor, before: Tensor, after: Tensor, strength: float = 0.01) -> Tensor:

@@ -84,6 +84,9 @@ class Feed:
             for length in {batch_size, self.remainder or batch_size}
         }
         self._piece = min(FROZEN_PIECE, data.chunk_size())
+        if task.index > 0:
+            with torch.no_grad():
+                learner.prepare(task, data)
 
     def blocks(self) -> range:
         """Return the first step of every block of an epoch."""

@@ -200,6 +200,12 @@ class Method(Keeping):
         self.network.add_head(task.classes, seeds.generator("cpu", task.seed, "head", task.index))
         self.network.requires_grad_(True)
 
+    def prepare(self, task: Task, data: TaskImages) -> None:
+        """Look at the images of a later task before its training begins, or resumes; what is held is freed at its end.
+
+        It may depend on the images, the frozen networks and the task's seed, and on nothing else.
+        """
+
     def training_mode(self, recipe: Recipe) -> None:
         """Set the network to training mode: BatchNorm trained, or frozen in values and statistics.
 

@@ -28,21 +28,39 @@ def input_gradient(network: IncrementalNetwork, images: Tensor, targets: Tensor)
 
 
 def towards(
-    network: IncrementalNetwork, images: Tensor, targets: Tensor, steps: int, length: float, piece: int | None = None
+    network: IncrementalNetwork,
+    images: Tensor,
+    targets: Tensor,
+    steps: int,
+    length: float,
+    piece: int | None = None,
+    *,
+    group: int = 1,
+    limits: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return images after `steps` steps of `length` towards features `targets` (K, n) of a frozen network.
 
     `piece` images pass through the network at a time, by default as many as fit a fixed amount of memory. In a run of
-    several processes each changes its own part; all must call this with the same images.
+    several processes each changes its own part; all must call this with the same images. `group` and `limits` are those
+    of `descend`; groups stay together.
     """
-    rows = ranks.share(len(images)) if ranks.several() else slice(None)
+    groups = -(-len(images) // group)
+    share = ranks.share(groups) if ranks.several() else slice(0, groups)
+    rows = slice(share.start * group, share.stop * group)
     size = piece or max(1, LARGEST_PIECE // (images.shape[2] * images.shape[3]))
+    size = max(size // group, 1) * group
 
     def gradient(some: Tensor, wanted: Tensor) -> Tensor:
         return input_gradient(network, some, wanted)
 
     images = images.contiguous(memory_format=torch.channels_last)
     parts = zip(images[rows].split(size), targets[rows].split(size), strict=True)
-    moved = [descend(some, wanted, gradient, steps, length) for some, wanted in parts]
+    moved = [descend(some, wanted, gradient, steps, length, group=group, limits=limits) for some, wanted in parts]
     own = torch.cat(moved) if moved else images[rows]
-    return ranks.gather_rows(own, len(images)) if ranks.several() else own
+    if not ranks.several():
+        return own
+    if group == 1:
+        return ranks.gather_rows(own, len(images))
+    whole = own.new_zeros((share.stop - share.start) * group, *own.shape[1:])  # the last group may be smaller
+    whole[: len(own)] = own
+    return ranks.gather_rows(whole.unflatten(0, (-1, group)), groups).flatten(0, 1)[: len(images)]

@@ -27,6 +27,7 @@ from efcil.testing.stream import PLAIN, SHORT, SIZES, Stream, blueprint, fitting
 LAST = len(SIZES) - 1
 #: Settings that shorten what a method does when a task has ended; nothing that the checks look at depends on them.
 QUICK: dict[str, dict[str, Any]] = {
+    "apr": {"map_epochs": 3, "drift_steps": 3},
     "adagauss": {"adapter": "mlp", "adapter_epochs": 3, "adapter_samples": 200, "width": 64},
     "cedar": {"rebalance_epochs": 5},
     "efc++": {"rebalance_epochs": 5},
@@ -55,6 +56,8 @@ class Trial:
         method = self.reload(history(self)[1][LAST - 1].state)
         method.begin_task(short_stream().tasks[LAST])
         method.training_mode(fitting(method, SHORT))
+        with torch.no_grad():
+            method.prepare(short_stream().tasks[LAST], short_stream().data[LAST])
         return method
 
 

@@ -1,0 +1,256 @@
+"""APR: adversarial pseudo-replay. LwF on current images and on such that an attack has turned into old classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efcil import seeds
+from efcil.core import classifiers, gaussians, transport
+from efcil.core.classifiers import Classifier
+from efcil.core.losses import cross_entropy, distillation
+from efcil.data.store import TaskImages, View
+from efcil.methods.base import Batch, Method, Plan, Task, Terms
+from efcil.methods.lwf import LearningWithoutForgetting
+from efcil.methods.memory import ClassMemory
+from efcil.network import attack
+from efcil.network.incremental import IncrementalNetwork
+from efcil.settings import option
+
+#: Length per image of the attack that follows the drift: 25 for a thousand images together.
+_DRIFT_LENGTH = 25.0 / math.sqrt(1000.0)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """What pseudo-old images are made of: a view of the task's images, and pairs of a row of it and an old class."""
+
+    data: TaskImages
+    view: View
+    rows: Tensor
+    labels: Tensor
+
+
+class AdversarialPseudoReplay(LearningWithoutForgetting):
+    """Distils the old network on current and pseudo-old images, follows the drift of every class, compares with all."""
+
+    name = "apr"
+    summary = "LwF on current and pseudo-old images; every class's Gaussian follows the drift; Mahalanobis distance"
+    family = "transport"
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Hyper-parameters of APR, with the values of its authors for CIFAR-100."""
+
+        weight: float = option(10.0, "Weight of the distillation (APR).", minimum=0)
+        temperature: float = option(2.0, "Temperature of the distillation (APR).", minimum=1e-3)
+        sources: int = option(
+            200, "Current images, the nearest to an old class, that its pseudo-old images are made of.", minimum=1
+        )
+        pseudo_batch: int = option(64, "Pseudo-old images in a training step, beside the current ones.", minimum=1)
+        attack_steps: int = option(
+            4, "Steps of gradient descent that make a pseudo-old image (Tiny-ImageNet: 6).", minimum=0
+        )
+        attack_length: float = option(
+            8.0,
+            "Length of such a step, as the root mean square over the pseudo-old images of a training step.",
+            minimum=0,
+        )
+        noise: float = option(
+            1.0, "Spread of the targets about the mean of their class, in mean standard deviations.", minimum=0
+        )
+        drift_images: int = option(
+            1000,
+            "Current images, the nearest to an old class, that its drift is measured on after the task.",
+            minimum=1,
+        )
+        drift_steps: int = option(9, "Steps of the attack on these (Tiny-ImageNet: 6).", minimum=0)
+        drift_length: float = option(
+            _DRIFT_LENGTH, "Length of such a step, as the root mean square over a batch.", minimum=0
+        )
+        drift_batch: int = option(64, "Images that share the length of a step there.", minimum=1)
+        map_epochs: int = option(64, "Epochs in which the map of a class's covariance is learned (Adam).", minimum=0)
+        map_learning_rate: float = option(1e-4, "Learning rate of these maps.", minimum=0)
+        map_batch_size: int = option(16, "Features in a step of learning a map.", minimum=1)
+        shrink: float = option(
+            24.0,
+            "Mean variances added to every variance, and mean covariances to every other entry, of a covariance when "
+            "classifying (Tiny-ImageNet: 40).",
+            minimum=0,
+        )
+        train_normalisation: bool = option(True, "Keep training BatchNorm after the first task (APR).")
+
+    settings: Settings  # type: ignore[assignment]
+
+    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
+        super().__init__(network, settings)
+        self._sources: _Sources | None = None
+        self._classifier: Classifier | None = None
+
+    @classmethod
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:  # type: ignore[override]
+        """Every class as a Gaussian."""
+        why = "are compared with features, are what an attack makes images of, and follow the drift"
+        return ClassMemory(size, why=why, covariances="class")
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        """Keep a copy of the network as the teacher, then grow a head; old heads keep training."""
+        self.keep_teacher()
+        Method.begin_task(self, task)
+
+    def prepare(self, task: Task, data: TaskImages) -> None:
+        """Choose the current images that resemble each old class most, in one view that is used all the time."""
+        view = data.view("pseudo-old", training=True)
+        features = torch.cat([self.old_network.features(images) for images in _rendered(data, view)])
+        rows = nearest(features, self.memory.means, self.settings.sources)
+        labels = torch.arange(len(rows), device=rows.device).repeat_interleave(rows.shape[1])
+        self._sources = _Sources(data, view, rows.flatten(), labels)
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> dict[str, Tensor]:
+        """Make the pseudo-old images of every step, with the logits that the old network gives them."""
+        sources, settings = self._sources, self.settings
+        assert sources is not None
+        count, pairs = plan.steps * settings.pseudo_batch, len(sources.rows)
+        shuffles = range(-(-count // max(pairs, 1)))
+        if not pairs:
+            return {}
+        device = generator.device
+        chosen = torch.cat([torch.randperm(pairs, generator=generator, device=device) for _ in shuffles])[:count]
+        means = self.memory.means[sources.labels[chosen]]
+        radius = settings.noise * gaussians.perturbation_radius(self.memory.covariances)
+        targets = means + radius * torch.randn(means.shape, generator=generator, device=device)
+        images = torch.cat(list(_rendered(sources.data, some(sources.view, sources.rows[chosen]))))
+        made = attack.towards(
+            self.old_network,
+            images,
+            targets,
+            settings.attack_steps,
+            settings.attack_length,
+            group=settings.pseudo_batch,
+        )
+        logits = self.frozen(made)["logits"]
+        # Channels last, because so a step's images are read as the network wants them.
+        return {
+            "images": made.permute(0, 2, 3, 1).unflatten(0, (plan.steps, -1)),
+            "logits": logits.unflatten(0, (plan.steps, -1)),
+        }
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy of current images over the newest head, and distillation on all images over all old heads."""
+        settings, old = self.settings, sum(self.network.head_sizes[:-1])
+        images, taught = batch.images, batch.frozen["logits"]
+        if "images" in batch.draws:
+            # In one pass, so that BatchNorm sees old and new classes together.
+            images = torch.cat([images, batch.draws["images"].permute(0, 3, 1, 2)])
+            taught = torch.cat([taught, batch.draws["logits"]])
+        logits = self.network.logits(self.network.features(images))
+        current = logits[: batch.size, old:]
+        retained = distillation(logits[:, :old], taught, settings.temperature, smoothing=0.0)
+        return {
+            "current": cross_entropy(current, batch.labels - old, smoothing=batch.label_smoothing),
+            "distillation": settings.weight * retained,
+        }
+
+    # -- the end of a task -------------------------------------------------------------------------------------
+
+    def end_task(self, task: Task, data: TaskImages) -> None:
+        """Let the old classes follow the drift, then measure the new ones on plain images."""
+        if task.index > 0 and len(self.memory.means):
+            self._follow_drift(task, data)
+        features, labels = gaussians.collect(self.network.features, data.plain())
+        self.memory.add(features, labels, range(task.first_class, task.seen))
+        self._sources = None
+        super().end_task(task, data)
+        self.restored()
+
+    def _follow_drift(self, task: Task, data: TaskImages) -> None:
+        """Move every old class by what its own pseudo-old images say: the mean by their mean shift."""
+        settings, memory = self.settings, self.memory
+        view = data.view("drift")
+        features, lowest, highest = [], [], []
+        for images in _rendered(data, view):
+            features.append(self.old_network.features(images))
+            lowest.append(images.amin())
+            highest.append(images.amax())
+        limits = torch.stack(lowest).amin(), torch.stack(highest).amax()
+        rows = nearest(torch.cat(features), memory.means, settings.drift_images)
+        before, after, counts = [], [], []
+        for number, chosen in enumerate(rows):
+            old, new, made = self._pairs(number, data, some(view, chosen), limits)
+            before.append(old)
+            after.append(new)
+            counts.append(made)
+        found = torch.stack(counts)
+        generator = seeds.generator(data.device, task.seed, "map", task.index)
+        step = max(1, _LARGEST // memory.covariances[0].numel())
+        for start in range(0, len(rows), step):
+            each = slice(start, start + step)
+            maps = transport.learned_maps(
+                torch.stack(before[each]), torch.stack(after[each]), found[each], epochs=settings.map_epochs,
+                learning_rate=settings.map_learning_rate, batch_size=settings.map_batch_size, generator=generator,
+            )  # fmt: skip
+            for number, matrix in enumerate(maps.double(), start):
+                shift = (after[number] - before[number])[: int(found[number])].double().mean(dim=0)
+                covariance = matrix @ memory.covariances[number].double() @ matrix.T
+                memory.replace(number, memory.means[number].double() + shift, covariance)
+
+    def _pairs(
+        self, number: int, data: TaskImages, view: View, limits: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return old and new features (K, n) of images attacked towards a class, those that got there first.
+
+        The third is how many got there: the old network has them nearest to this class. If none did, it is all of them.
+        """
+        settings, means = self.settings, self.memory.means
+        images = torch.cat(list(_rendered(data, view)))
+        made = attack.towards(
+            self.old_network, images, means[number].expand(len(images), -1), settings.drift_steps,
+            settings.drift_length, group=settings.drift_batch, limits=limits,
+        )  # fmt: skip
+        old, new = self.old_network.features(made).float(), self.network.features(made).float()
+        there = torch.cdist(old, means).argmin(dim=1) == number
+        order = (~there).int().argsort(stable=True)
+        made_it = there.sum()
+        return old[order], new[order], torch.where(made_it > 0, made_it, len(there))
+
+    # -- inference ---------------------------------------------------------------------------------------------
+
+    def restored(self) -> None:
+        """Discard the classifier; it is built again when it is needed."""
+        self._classifier = None
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """Minus the squared Mahalanobis distance to every class."""
+        if self._classifier is None:
+            shrink = self.settings.shrink
+            self._classifier = classifiers.mahalanobis(self.memory.statistics(), shrink, shrink)
+        return self._classifier(self.network.features(images))
+
+
+#: Numbers of the covariances whose maps are learned side by side: 64 classes of 512 features.
+_LARGEST = 1 << 24
+
+
+def nearest(features: Tensor, means: Tensor, count: int) -> Tensor:
+    """The rows (C, k) of features (N, n) that are nearest to each mean (C, n), nearest first; k is `count`, or N."""
+    distances = torch.cdist(means.to(features.dtype), features)
+    return distances.topk(min(count, len(features)), dim=1, largest=False).indices
+
+
+def some(view: View, rows: Tensor) -> View:
+    """A view that consists of some rows of another one, perhaps more than once, each with the same random numbers."""
+    return View(view.order[rows], {name: value[rows] for name, value in view.draws.items()}, view.augmentation)
+
+
+def _rendered(data: TaskImages, view: View) -> Iterator[Tensor]:
+    """Yield the images of a view in pieces."""
+    step = data.chunk_size()
+    for start in range(0, len(view.order), step):
+        yield data.render(view, start, min(start + step, len(view.order)))[0]
