@@ -92,7 +92,7 @@ class AdversarialPseudoReplay(LearningWithoutForgetting):
         self._classifier: Classifier | None = None
 
     @classmethod
-    def remembers(cls, settings: Settings, size: int) -> ClassMemory:  # type: ignore[override]
+    def remembers(cls, settings: Settings, size: int) -> ClassMemory:
         """Every class as a Gaussian."""
         why = "are compared with features, are what an attack makes images of, and follow the drift"
         return ClassMemory(size, why=why, covariances="class")
@@ -116,11 +116,10 @@ class AdversarialPseudoReplay(LearningWithoutForgetting):
         """Make the pseudo-old images of every step, with the logits that the old network gives them."""
         sources, settings = self._sources, self.settings
         assert sources is not None
-        count, pairs = plan.steps * settings.pseudo_batch, len(sources.rows)
-        shuffles = range(-(-count // max(pairs, 1)))
-        if not pairs:
+        count, pairs, device = plan.steps * settings.pseudo_batch, len(sources.rows), generator.device
+        if not pairs:  # all old classes were forgotten
             return {}
-        device = generator.device
+        shuffles = range(-(-count // pairs))
         chosen = torch.cat([torch.randperm(pairs, generator=generator, device=device) for _ in shuffles])[:count]
         means = self.memory.means[sources.labels[chosen]]
         radius = settings.noise * gaussians.perturbation_radius(self.memory.covariances)

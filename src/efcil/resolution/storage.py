@@ -44,6 +44,7 @@ class Formula:
 #: Every method, and the forms of covariances of EFC.
 FORMULAS = (
     Formula("adagauss", "C b² + C b + n b + b"),
+    Formula("apr", "C n² + C n"),
     Formula("cedar", "C n² + C n + n²", "2 C"),
     Formula("dpcr", "C n² + 2 C n", "C"),
     Formula("efc", "C n² + C n + n²", "C"),
