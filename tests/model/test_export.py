@@ -63,7 +63,7 @@ def test_torch_agrees(trained: Path, tmp_path: Path, images: np.ndarray) -> None
 
 
 @pytest.mark.parametrize("kind", ["torch", "onnx"])
-@pytest.mark.parametrize("method", ["sdc", "fecam", "lda", "adagauss", "fetril", "dpcr"])
+@pytest.mark.parametrize("method", ["sdc", "fecam", "lda", "adagauss", "apr", "fetril", "dpcr"])
 def test_methods_with_classifiers_of_their_own(digits: Any, tmp_path: Path, method: str, kind: str) -> None:
     if kind == "onnx":
         pytest.importorskip("onnxscript", reason="needs the onnx extra")

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
     not (hasattr(os, "fork") and torch.distributed.is_available() and torch.distributed.is_gloo_available()),
     reason="needs processes that can be forked, and gloo",
 )
-METHODS = ("efc", "lwf", "fetril", "efc++", "cedar")
+METHODS = ("efc", "lwf", "fetril", "efc++", "cedar", "apr")
 SMALL = ("--dataset", "digits", "--tasks", 2, "--epochs", 1, "--quiet")
 
 
