@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checks import FIRST, LATER, SHORT, Stream, assert_equal, clone, make_stream, short_stream
 
+from efcil import studies
 from efcil.core import pseudo_old, transport
 from efcil.core.feature_matrix import feature_matrix
 from efcil.engine import lifecycle
@@ -20,6 +22,8 @@ from efcil.testing import on_trial
 from efcil.testing.stream import blueprint
 from efcil.testing.trial import LAST, resumed
 
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted((ROOT / "benchmarks" / "studies").glob("*.yaml"))
 AS_EFC: dict[str, Any] = {"pseudo_old": False, "damping": 0.1, "prototype_update": "efm"}
 
 
@@ -102,7 +106,9 @@ def test_near_sources_serve_every_class_equally(monkeypatch: pytest.MonkeyPatch)
     stream, method = begun(pseudo_old_sources="near", pseudo_old_choice="nearest")
     seen: list[torch.Tensor] = []
     choose = pseudo_old.choose_sources
-    monkeypatch.setattr(pseudo_old, "choose_sources", lambda d, labels, n: (seen.append(labels), choose(d, labels, n))[1])
+    monkeypatch.setattr(
+        pseudo_old, "choose_sources", lambda d, labels, n: (seen.append(labels), choose(d, labels, n))[1]
+    )
     with torch.no_grad():
         features = method.old_network.features(piece_of(stream).images)
         choice = method._choose(features, torch.Generator().manual_seed(0))
@@ -189,6 +195,15 @@ def test_learns_where_all_old_classes_were_forgotten() -> None:
     method.forget_classes(range(4))
     method.begin_task(replace(stream.tasks[1], first_class=0))
     assert set(method.ahead(piece_of(stream))) == {"features"}
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
+def test_studies_of_the_research_log_can_be_planned(file: Path) -> None:
+    study = studies.load(str(file))
+    cells = study.cells(["cifar100"])
+    assert len({(cell.scenario, cell.label) for cell in cells}) == len(cells), "Two rows are the same run."
+    log = (ROOT / "docs" / "research-log.md").read_text(encoding="utf-8")
+    assert file.name in log
 
 
 def test_it_is_not_worse_than_efc_plus_plus() -> None:

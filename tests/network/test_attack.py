@@ -49,7 +49,8 @@ def test_attack_brings_features_nearer_and_is_per_image(network: IncrementalNetw
     images, targets = images_and_targets(network)
     with torch.no_grad():
         moved = attack.towards(network, images, targets, steps=4, length=1.5)
-        alone = torch.cat([attack.towards(network, x[None], t[None], 4, 1.5) for x, t in zip(images, targets)])
+        pairs = zip(images.split(1), targets.split(1), strict=True)
+        alone = torch.cat([attack.towards(network, image, target, 4, 1.5) for image, target in pairs])
         pieces = attack.towards(network, images, targets, 4, 1.5, piece=4)
         before, after = ((network.features(x) - targets).norm(dim=1) for x in (images, moved))
     torch.testing.assert_close(moved, alone)

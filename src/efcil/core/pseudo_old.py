@@ -1,7 +1,7 @@
 """Pseudo-old images: images of the current task, changed until the old network takes them for an old class.
 
-An image x is moved towards a point of an old class c in the feature space of the old network f: a few steps of gradient
-descent on ||f(x) - target||^2, each of a fixed length per image. Which images become which classes is decided here, from
+An image x is moved towards a point of an old class in the feature space of the old network f: a few steps of gradient
+descent on ||f(x) - target||^2, each of a fixed length per image. Which images become which classes is decided by
 distances alone; the caller gives the random numbers, and a function that returns the gradient with respect to images.
 """
 

@@ -74,7 +74,10 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
             True, "Make pseudo-old images: current images, changed until the old network takes them for old classes."
         )
         pseudo_old_weight: float = option(
-            1.0, "Weight of the drift penalty on pseudo-old images, beside that on current ones.", minimum=0, needs=_MADE
+            1.0,
+            "Weight of the drift penalty on pseudo-old images; that on current ones is 1.",
+            minimum=0,
+            needs=_MADE,
         )
         pseudo_old_fade: float = option(
             0.0,

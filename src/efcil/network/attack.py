@@ -9,7 +9,7 @@ from efcil import ranks
 from efcil.core.pseudo_old import descend
 from efcil.network.incremental import IncrementalNetwork
 
-#: Pixels that pass through the network together: the activations of 512 images of 32 pixels take about 2 GB in bfloat16.
+#: Pixels that pass through the network together: activations of 512 images of 32 pixels take about 2 GB in bfloat16.
 LARGEST_PIECE = 512 * 32 * 32
 
 
