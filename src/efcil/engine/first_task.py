@@ -23,9 +23,9 @@ class FirstTask(Method):
     it is discarded when the task ends.
     """
 
-    def __init__(self, network: IncrementalNetwork, task: Task, rotations: bool) -> None:
+    def __init__(self, network: IncrementalNetwork, task: Task, rotations: bool, weight: float = 1.0) -> None:
         super().__init__(network)
-        self.classes = task.classes
+        self.classes, self.weight = task.classes, weight
         self.auxiliary: nn.Linear | None = None
         network.add_head(task.classes, seeds.generator("cpu", task.seed, "head", task.index))
         network.requires_grad_(True)
@@ -63,4 +63,8 @@ class FirstTask(Method):
             bias = torch.cat([self.auxiliary.bias.new_zeros(self.classes), self.auxiliary.bias])
             logits = functional.linear(features, weight, bias)
         labels = rotation_labels(batch.labels, self.classes)
-        return {"current": cross_entropy(logits, labels, smoothing=batch.label_smoothing)}
+        weights = None
+        if self.weight != 1.0:
+            ones = logits.new_ones(len(labels), dtype=torch.float32)
+            weights = torch.cat([ones[: batch.size], self.weight * ones[batch.size :]])
+        return {"current": cross_entropy(logits, labels, weights, smoothing=batch.label_smoothing)}

@@ -166,7 +166,7 @@ def begin_first(blueprint: Blueprint, task: Task, data: TaskImages, recipe: Reci
     network = blueprint.empty_network()
     if recipe.head == "cosine":
         network.use_cosine_heads(recipe.head_scale)
-    learner = FirstTask(network, task, recipe.rotations)
+    learner = FirstTask(network, task, recipe.rotations, recipe.rotation_weight)
     blueprint.execution.equip(learner)
     return Trainer(learner, data, task, recipe, blueprint.execution)
 

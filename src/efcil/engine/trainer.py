@@ -13,6 +13,7 @@ from torch import Tensor
 
 from efcil.activity import Work, doing
 from efcil.data.store import TaskImages
+from efcil.engine import rotated
 from efcil.engine.average import WeightAverage
 from efcil.engine.capture import step_runner
 from efcil.engine.execution import Execution
@@ -77,6 +78,9 @@ class Trainer:
         groups = learner.parameter_groups(recipe)
         self.optimiser: Optimiser
         self.trains = bool(groups) and recipe.epochs > 0
+        self.rotated = rotated.attach(learner, task, recipe) if self.trains else None
+        if self.rotated is not None:
+            groups.append({"params": list(self.rotated.parameters()), "learning_rate": recipe.learning_rate})
         if not self.trains:
             self.optimiser = Optimiser()  # never used: this task is learned only in end_task
         elif learner.network.fast is not None:
@@ -145,6 +149,7 @@ class Trainer:
         if self.average is not None:
             self.average.replace()
         self._refuse_broken(Position(self.recipe.epochs - 1, self.feed.steps_per_epoch))
+        rotated.detach(self.learner)
 
     @torch.no_grad()
     def _refuse_broken(self, now: Position) -> None:
@@ -172,7 +177,10 @@ class Trainer:
         """Forward, backward, update, for the batch at `place` of the block."""
         self.optimiser.begin_step(None if isinstance(place, int) else place)
         with split.averaged():
-            terms = self.learner.loss(self.feed.batch(place, length))
+            batch = self.feed.batch(place, length)
+            terms = self.learner.loss(batch)
+            if self.rotated is not None:
+                terms["rotation"] = self.recipe.rotation_weight * self.rotated.loss(self.learner, batch)
         self.names = list(terms)
         values = torch.stack(list(terms.values()))
         self.optimiser.backward(values.sum())

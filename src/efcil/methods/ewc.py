@@ -29,6 +29,7 @@ class ElasticWeightConsolidation(FineTune):
     name = "ewc"
     summary = "changes of backbone parameters penalised, weighted by a diagonal Fisher matrix"
     family = "scheduled"
+    cosine_heads = False  # the Fisher information is computed for linear heads
 
     @dataclass(frozen=True)
     class Settings:

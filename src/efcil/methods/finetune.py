@@ -14,6 +14,7 @@ class FineTune(Method):
     family = "scheduled"
     smooths_labels = True
     cosine_heads = True
+    rotates_later = True
 
     def begin_task(self, task: Task) -> None:
         """Grow a head and freeze the old ones."""

@@ -113,13 +113,14 @@ class IncrementalNetwork(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the scores (batch, seen classes) of features (batch, n)."""
-        return self._logits(features, self.head_weight())
+        return self.logits_of(features, self.head_weight())
 
     def newest_logits(self, features: Tensor) -> Tensor:
         """Return the scores (batch, classes of the newest head) of features (batch, n)."""
-        return self._logits(features, self.heads[-1])
+        return self.logits_of(features, self.heads[-1])
 
-    def _logits(self, features: Tensor, weight: Tensor) -> Tensor:
+    def logits_of(self, features: Tensor, weight: Tensor) -> Tensor:
+        """Return the scores (batch, m) of features (batch, n) by rows (m, n), linear or cosine as the heads are."""
         scale = self.cosine_scale
         return functional.linear(features, weight) if scale is None else cosine_logits(features, weight, scale)
 

@@ -78,8 +78,10 @@ def _reason(method: str, own: Any, stage: str, field: str, recipe: Recipe) -> st
         return f"the first task makes the heads of all tasks what they are. Change first_task.{field}"
     if field == "head_scale" and recipe.head != "cosine":
         return f"the heads are {recipe.head}, which have no scale. Set {stage}.head=cosine too"
-    if stage == "later" and field == "rotations":
-        return "only the first task has rotated classes. Change first_task.rotations"
+    if stage == "later" and field.startswith("rotation") and not methods.get(method).rotates_later:
+        return f"later tasks of {method} have no rotated classes. Change first_task.{field}"
+    if field == "rotation_weight" and not recipe.rotations:
+        return f"there are no rotated classes. Set {stage}.rotations=true too"
     if stage == "later" and field == "label_smoothing" and not methods.get(method).traits(own).smooths_labels:
         return f"the loss of {method} has no smoothed labels. Change first_task.label_smoothing"
     if field in ("milestones", "decay") and recipe.schedule != "steps":

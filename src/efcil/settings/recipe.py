@@ -27,7 +27,14 @@ class Recipe:
     milestones: tuple[int, ...] = option((), "Epochs after which schedule 'steps' lowers the learning rate.", minimum=1)
     decay: float = option(0.1, "Factor applied at every milestone.", minimum=0)
     batch_size: int = option(64, "Images in a training step, before rotations.", minimum=1)
-    rotations: bool = option(False, "Add three rotated copies of every class as classes of their own.")
+    rotations: bool = option(
+        False,
+        "Add three rotated copies of every class as classes of their own; in later tasks for the methods around "
+        "fine-tuning and EFC, as a term of the loss.",
+    )
+    rotation_weight: float = option(
+        1.0, "Weight of a rotated image; 1: that of the image itself, or of the term.", minimum=0
+    )
     head: str = option(
         "linear",
         "Heads, for all tasks: linear, or cosine (cosines of features and weights, times a scale). Set it for the "

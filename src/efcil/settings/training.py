@@ -49,9 +49,9 @@ class TrainingSettings:
         "Training augmentation, by default the preset's: none, shift, crop-flip, crop-flip-8 (padded by 4 and 8 "
         "pixels), padded-resized-crop (EFC's for CIFAR-100), resized-crop, crop-flip-trivial, crop-flip-8-trivial, "
         "padded-resized-crop-trivial, resized-crop-trivial (the same, then TrivialAugment in training and not in the "
-        "views that statistics are computed from); crop-flip-auto, padded-resized-crop-auto (AutoAugment, CIFAR-10 "
-        "policy), crop-flip-8-auto, resized-crop-auto (ImageNet policy), crop-flip-jitter-auto (CIFAR-10 policy after "
-        "a change of brightness), likewise.",
+        "views that statistics are computed from), crop-flip-auto, padded-resized-crop-auto (likewise AutoAugment, "
+        "CIFAR-10 policy), crop-flip-8-auto, resized-crop-auto (its ImageNet policy), crop-flip-jitter-auto (CIFAR-10 "
+        "policy after a change of brightness).",
         group="training",
     )
     epochs: int | None = option(

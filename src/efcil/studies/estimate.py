@@ -235,7 +235,8 @@ def _images(settings: Settings, classes: int) -> int:
 
 
 def _views(resolved: Resolved, what: str) -> int:
-    return _ROTATIONS if what == FIRST and resolved.first_task.rotations else 1
+    rotated = {FIRST: resolved.first_task.rotations, LATER: resolved.later.rotations}
+    return _ROTATIONS if rotated.get(what, False) else 1
 
 
 def _preset_network(settings: Settings) -> str | None:
