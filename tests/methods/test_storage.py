@@ -30,7 +30,7 @@ def learned(stream: Stream, name: str, **settings: Any) -> Method:
 @pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: formula.name)
 def test_formulas_count_what_is_stored(formula: Formula) -> None:
     stream = short_stream()
-    settings = {"bottleneck": BOTTLENECK} if formula.method == "adagauss" else {}
+    settings = {"bottleneck": BOTTLENECK} if formula.method in ("adagauss", "bicyc") else {}
     method = learned(stream, formula.method, **formula.settings, **settings)
     values = {
         "C": stream.tasks[2].seen,

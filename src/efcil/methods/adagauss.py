@@ -205,12 +205,15 @@ class AdaptedGaussians(Method):
             points = adapter(mean + noise @ factor.T).double()
             memory.replace(number, points.mean(dim=0), torch.cov(points.T).reshape(len(mean), -1))
 
-    def _learn_adapter(self, task: Task, data: TaskImages) -> nn.Module:
-        """Learn the map from old to new features, a fresh view of all images in every epoch."""
-        settings = self.settings
+    def _new_adapter(self, task: Task) -> nn.Module:
+        """Return the map from old to new features before it is learned."""
         generator = seeds.generator("cpu", task.seed, "adapter", task.index)
         device = self.bottleneck.weight.device
-        adapter = two_layers(self.bottleneck.out_features, settings.width, generator).to(device)
+        return two_layers(self.bottleneck.out_features, self.settings.width, generator).to(device)
+
+    def _learn_adapter(self, task: Task, data: TaskImages) -> nn.Module:
+        """Learn the map from old to new features, a fresh view of all images in every epoch."""
+        settings, adapter = self.settings, self._new_adapter(task)
         optimiser = torch.optim.SGD(
             adapter.parameters(), settings.adapter_learning_rate, momentum=0.9, weight_decay=_ADAPTER_WEIGHT_DECAY
         )

@@ -45,6 +45,7 @@ class Formula:
 FORMULAS = (
     Formula("adagauss", "C b² + C b + n b + b"),
     Formula("apr", "C n² + C n"),
+    Formula("bicyc", "C b² + C b + n b + b"),
     Formula("cedar", "C n² + C n + n²", "2 C"),
     Formula("dpcr", "C n² + 2 C n", "C"),
     Formula("efc", "C n² + C n + n²", "C"),

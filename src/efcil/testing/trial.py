@@ -29,6 +29,7 @@ LAST = len(SIZES) - 1
 QUICK: dict[str, dict[str, Any]] = {
     "apr": {"map_epochs": 3, "drift_steps": 3},
     "adagauss": {"adapter": "mlp", "adapter_epochs": 3, "adapter_samples": 200, "width": 64},
+    "bicyc": {"adapter_epochs": 3, "adapter_samples": 200, "width": 64},
     "cedar": {"rebalance_epochs": 5},
     "efc++": {"rebalance_epochs": 5},
     "ldc": {"map_epochs": 3},
