@@ -128,7 +128,7 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
             choices=("current", "gaussians", "pseudo-old"),
         )
 
-    settings: Settings  # type: ignore[assignment]
+    settings: Settings
 
     def begin_task(self, task: Task) -> None:
         """Begin as EFC++ does, and remember where the old network has the old classes."""
