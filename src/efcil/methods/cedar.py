@@ -20,6 +20,8 @@ from efcil.settings import option
 
 #: Side of the images, in pixels, that the length of an attack step is stated for.
 USUAL_SIDE = 32
+#: Numbers held at a time of a table that has a row per pseudo-old image and a column per image: 64 MiB.
+_TABLE_ENTRIES = 1 << 24
 _MADE = ("pseudo_old", (True,))
 
 
@@ -160,10 +162,18 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
         else:
             labels = torch.arange(count, device=device) % classes
             labels = labels[torch.randperm(count, generator=generator, device=device)]
-            noise = pseudo_old.gumbel(count, images, generator) if drawn else None
-            sources = pseudo_old.choose_sources(distances, labels, noise)
+            sources = torch.cat(
+                [
+                    pseudo_old.choose_sources(
+                        distances, some, pseudo_old.gumbel(len(some), images, generator) if drawn else None
+                    )
+                    for some in labels.split(max(1, _TABLE_ENTRIES // images))
+                ]
+            )
         if old.sampler is not None:
-            return _Choice(sources, old.sampler.features(labels, generator, most=count))
+            # In parts, because each of them has room for the case that all are of one class.
+            parts = labels.split(max(1, 4 * _TABLE_ENTRIES // old.means.numel()))
+            return _Choice(sources, torch.cat([old.sampler.features(x, generator, most=len(x)) for x in parts]))
         noise = torch.randn(count, features.shape[1], generator=generator, device=device)
         return _Choice(sources, old.means[labels] + old.radius * noise)
 
