@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from efcil import methods, ranks
-from efcil.data.augment import Normalisation, make_augmentation
+from efcil.data.ahead import OFF, Ahead, most_bytes
+from efcil.data.augment import Augmentation, Normalisation, make_augmentation
+from efcil.data.deferred import DeferredImages
 from efcil.data.images import Dataset
 from efcil.data.scenario import Scenario, class_order, make_scenario
 from efcil.data.store import TaskImages
-from efcil.data.tiers import Keeping
+from efcil.data.tiers import Keeping, Kept
 from efcil.data.whole import task_images
 from efcil.engine import hardware
 from efcil.engine.evaluate import TestImages
@@ -200,24 +202,55 @@ class Plan:
         """Labels of the training images, as positions in the class order."""
         return self.scenario.relabel(self.dataset.train.labels)
 
-    def images(self, task: Task) -> TaskImages:
-        """Return the training images of a task, for the device."""
-        chosen = np.flatnonzero((self.labels >= task.first_class) & (self.labels < task.seen))
+    def _rows(self, task: Task) -> np.ndarray:
+        """Return which training images are those of a task."""
+        return np.flatnonzero((self.labels >= task.first_class) & (self.labels < task.seen))
+
+    def images(self, task: Task, ahead: Ahead | None = None) -> TaskImages:
+        """Return the training images of a task, for the device; `ahead` has decoded some of them, perhaps."""
+        chosen = self._rows(task)
         if len(chosen) == 0:
             raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
-        assert self.resolved.augmentation is not None
+        images = self.dataset.train.images
         return task_images(
-            self.dataset.train.images,
+            images if ahead is None or not isinstance(images, DeferredImages) else replace(images, ahead=ahead),
             self.labels,
-            augmentation=make_augmentation(self.resolved.augmentation),
+            augmentation=self.augmentation,
             normalisation=self.normalisation,
             device=self.execution.device,
             seed=task.seed,
             name=f"task{task.index}",
             dtype=self.execution.dtype,
             rows=chosen,
-            keeping=Keeping(self.settings.keep_images),
+            keeping=self.keeping,
         )
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How training images are changed at random."""
+        assert self.resolved.augmentation is not None
+        return make_augmentation(self.resolved.augmentation)
+
+    @property
+    def keeping(self) -> Keeping:
+        """Where the images of tasks may be kept."""
+        return Keeping(self.settings.keep_images)
+
+    def most_ahead(self, index: int, kept: Kept) -> int:
+        """Return the bytes that images of a task after task `index` may take while the one before trains.
+
+        None are decoded ahead (0) if that is not wanted, if the dataset is decoded already, or in the last task.
+        """
+        later = self.later_tasks(index)
+        if self.settings.prefetch == OFF or not isinstance(self.dataset.train.images, DeferredImages) or not later:
+            return 0
+        return most_bytes(kept, max(self._number_of_images(task) for task in later))
+
+    def ahead(self, index: int, most: int) -> Ahead:
+        """Return the images of task `index`, to be decoded in the background into at most `most` bytes."""
+        images = self.dataset.train.images
+        assert isinstance(images, DeferredImages)
+        return Ahead(images[self._rows(self.task(index))], self.augmentation.cuts_whole, most)
 
     def test_images(self) -> TestImages:
         """Return all test images, for the device; most of its memory is left to those of the tasks."""

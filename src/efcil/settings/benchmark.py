@@ -103,6 +103,14 @@ class Settings(TrainingSettings):
         group="hardware",
         after="deterministic",
     )
+    prefetch: str = option(
+        "auto",
+        "Whether the images of the next task are decoded while a task trains, of datasets that are decoded task by "
+        "task: auto (where host memory has room for them) or off. Results do not depend on it.",
+        choices=("auto", "off"),
+        group="hardware",
+        after="keep_images",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
