@@ -158,7 +158,7 @@ def test_images_that_wait_on_the_host_do_not_make_it_look_full(
 
 
 def test_training_keeps_most_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, threads in ((None, 1), (1, 1), (2, 1), (16, 4)):
+    for cores, threads in ((None, 1), (1, 1), (2, 1), (16, 2)):
         monkeypatch.setattr(ahead.os, "cpu_count", lambda cores=cores: cores)
         assert ahead.fewer(None) == threads
         assert ahead.fewer(1) == 1

@@ -28,8 +28,8 @@ OFF = "off"
 CHUNK_IMAGES = 256
 #: How many times as large the images of the next task may be, each, as those of the present one.
 MARGIN = 1.25
-#: Threads take the interpreter's lock from training, which must start the work of a GPU in time.
-SHARE_OF_CORES = 4
+#: One thread for so many cores: they take the lock of the interpreter from training, which must start the GPU's work.
+SHARE_OF_CORES = 8
 _NICENESS = 10
 
 Chunk = tuple[np.ndarray, list[Encoded]]
