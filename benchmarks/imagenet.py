@@ -1,7 +1,8 @@
 """The path of ImageNet on generated photographs: decoding, training epoch after epoch, the GPU's idle time, memory.
 
     python benchmarks/imagenet.py --output benchmarks/results/imagenet-h200.csv       # about two minutes on an H200
-    python benchmarks/imagenet.py --images 2000 --small                               # a look on a laptop
+    python benchmarks/imagenet.py --tiny DATA --output FILE                           # also Tiny-ImageNet's own images
+    python benchmarks/imagenet.py --small                                             # a look on a laptop
 
 A folder in the layout of ImageNet is generated (photographs.py), and EFC learns its classes in four tasks with the
 recipes of imagenet-subset, through the same functions as `efcil run`: the images of a task are decoded once and kept,
@@ -9,6 +10,9 @@ crops are cut on the device, and the images of the next task are decoded meanwhi
 stands the usual way: a DataLoader whose workers open, decode, crop, resize and flip every image in every epoch with
 Pillow (and torchvision, where it is installed), as many workers as there are cores. Its images go through the same
 training step, and they are normalised on the device, so what differs is where the images come from.
+
+How busy the GPU is comes from PyTorch's profiler, for one epoch of every task. So that the images of the next task are
+being decoded in that epoch, decoding them begins one epoch before it, and not with the task.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ class Sizes:
     classes: int = 40
     tasks: int = 4
     first_epochs: int = 6
-    epochs: int = 20
+    epochs: int = 16
     loader_epochs: int = 3
     pixels: int = 224
     network: str = "resnet18"
@@ -237,13 +241,17 @@ class Recorder:
     """Records what a GPU does in an epoch, from the reports of epochs."""
 
     device: torch.device
+    ahead: Ahead | None
     times: list[float] = field(default_factory=list)
     share: float | None = None
+    beside: str = "nothing beside it"
     _profile: Any = None
 
     def epoch(self, report: EpochReport) -> None:
         """Count an epoch; begin or end recording. Reports come while a later epoch runs."""
         self.times.append(report.seconds)
+        if self.ahead is not None and report.epoch == min(LEFT_OUT, report.epochs - 1):
+            self.ahead.start()
         if self.device.type != "cuda":
             return
         if report.epoch == RECORDED[0] and report.epochs > RECORDED[1]:
@@ -251,6 +259,9 @@ class Recorder:
             self._profile.start()
         elif report.epoch == RECORDED[1] and self._profile is not None:
             torch.cuda.synchronize()
+            if self.ahead is not None:
+                under_way = self.ahead.working
+                self.beside = "the next task being decoded" if under_way else "the next task decoded in part of it"
             self._profile.stop()
             self.share = self._read()
 
@@ -291,29 +302,55 @@ def resident_bytes() -> int:
 # -- measuring -------------------------------------------------------------------------------------------------------
 
 
-class Bench:
-    """A plan on generated photographs, and the table that results go to."""
+def generated_plan(folder: Path, sizes: Sizes, device: str) -> Plan:
+    """Return the plan of a run on generated photographs, which are made first."""
+    generate(folder / "photographs", sizes)
+    small: dict[str, Any] = {} if sizes.pixels == 224 else {"image_size": sizes.pixels, "batch_size": 16}
+    settings = Settings(
+        method="efc",
+        dataset="imagenet-subset",
+        data=str(folder / "photographs"),
+        scenario="custom",
+        tasks=sizes.tasks,
+        network=sizes.network,
+        first_task_epochs=sizes.first_epochs,
+        epochs=sizes.epochs,
+        overrides={"first_task.learning_rate": 0.01},
+        device=device,
+        **small,
+    )
+    return _plan(settings, folder)
 
-    def __init__(self, folder: Path, sizes: Sizes, device: str, workers: int, table: Table) -> None:
-        self.sizes, self.workers, self.table = sizes, workers, table
-        small: dict[str, Any] = {} if sizes.pixels == 224 else {"image_size": sizes.pixels, "batch_size": 16}
-        settings = Settings(
-            method="efc",
-            dataset="imagenet-subset",
-            data=str(folder / "photographs"),
-            scenario="custom",
-            tasks=sizes.tasks,
-            network=sizes.network,
-            first_task_epochs=sizes.first_epochs,
-            epochs=sizes.epochs,
-            overrides={"first_task.learning_rate": 0.01},
-            device=device,
-            **small,
-        )
-        dataset = load_dataset("imagenet-subset", folder / "photographs", source_options(settings))
-        self.plan = Plan.make(settings, folder / "runs", dataset, "generated")
-        self.device = self.plan.execution.device
-        #: Images per second of epochs of the last task, and the method before it.
+
+def tiny_plan(folder: Path, sizes: Sizes, device: str, data: Path) -> Plan:
+    """Return the plan of a run on Tiny-ImageNet in ten tasks."""
+    small: dict[str, Any] = {} if sizes.pixels == 224 else {"network": sizes.network}
+    settings = Settings(
+        method="efc",
+        dataset="tiny-imagenet",
+        data=str(data),
+        scenario="cs10",
+        first_task_epochs=sizes.first_epochs,
+        epochs=sizes.epochs,
+        device=device,
+        **small,
+    )
+    return _plan(settings, folder)
+
+
+def _plan(settings: Settings, folder: Path) -> Plan:
+    assert settings.data is not None
+    dataset = load_dataset(settings.dataset, Path(settings.data), source_options(settings))
+    return Plan.make(settings, folder / "runs", dataset, "measured")
+
+
+class Bench:
+    """The plan of a run, and the table that results go to."""
+
+    def __init__(self, plan: Plan, sizes: Sizes, workers: int, table: Table, title: str = "") -> None:
+        self.plan, self.sizes, self.workers, self.table, self.title = plan, sizes, workers, table, title
+        self.device = plan.execution.device
+        #: Images per second of epochs of the last task, and the state of the method before it.
         self.ours = 0.0
         self.before_last: dict[str, Tensor] = {}
 
@@ -352,10 +389,12 @@ class Bench:
         usual = len(chosen) / (time.perf_counter() - start)
         self.table.add("decoding", f"DataLoader, one crop each, {self.workers} workers", usual, "images/s")
         self.table.add("decoding", "ours / DataLoader", ours / usual, "times")
-        self._measure_gpu_decoder(files_of(chosen).paths)
 
-    def _measure_gpu_decoder(self, paths: list[Path], batch: int = 256) -> None:
+    def measure_gpu_decoder(self, batch: int = 256) -> None:
         """The same files by the JPEG decoder of the GPU, and how far its pixels are from Pillow's."""
+        images = self.plan.dataset.train.images
+        assert isinstance(images, DeferredImages)
+        paths = files_of(images[self.rows(0)]).paths
         try:
             from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -379,7 +418,7 @@ class Bench:
                 decode(paths[first : first + batch])
             self.wait()
             rate = len(paths) / (time.perf_counter() - start)
-        except (ImportError, RuntimeError) as error:
+        except Exception as error:  # a part that may be missing in many ways, and the last one
             print(f"The GPU's JPEG decoder was not measured: {' '.join(str(error).split())[:200]}")
             return
         self.table.add("decoding", "GPU's JPEG decoder, one thread that reads", rate, "images/s")
@@ -390,18 +429,18 @@ class Bench:
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    def measure_tasks(self) -> None:
-        """Learn all tasks as a run does; images per second, idle time and memory of each."""
+    def measure_tasks(self, tasks: int | None = None) -> None:
+        """Learn tasks as a run does, all or the first ones; images per second, idle time and memory of each."""
         method: Method | None = None
         ahead: Ahead | None = None
-        for index in range(self.plan.tasks):
+        for index in range(tasks or self.plan.tasks):
             if index == self.plan.tasks - 1:
                 assert method is not None
                 self.before_last = {name: value.detach().cpu() for name, value in method.state_dict().items()}
             method, ahead = self._learn(index, method, ahead)
 
     def _learn(self, index: int, method: Method | None, ahead: Ahead | None) -> tuple[Method, Ahead | None]:
-        plan, name = self.plan, f"task {index + 1}"
+        plan, name = self.plan, f"{self.title}task {index + 1}"
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         task, start = plan.task(index), time.perf_counter()
@@ -412,8 +451,8 @@ class Bench:
         self.table.add("waiting for the images of a task", f"{name}, {decoded}", waited, "s")
         most, ahead = plan.most_ahead(index, data.kept), None
         if most and has_room(plan.keeping, data.kept, most):
-            ahead = plan.ahead(index + 1, most).start()
-        recorder = Recorder(self.device)
+            ahead = plan.ahead(index + 1, most)
+        recorder = Recorder(self.device, ahead)
         from_scratch = plan.from_scratch(index)
         method = learn_task(
             plan.blueprint, None if from_scratch else method, task, data, plan.recipe(index),
@@ -426,8 +465,7 @@ class Bench:
         whole = epochs * len(data) / (waited + epochs * recorder.usual)
         self.table.add("training, with decoding", f"ours, {name}, {epochs} epochs", whole, "images/s")
         if recorder.share is not None:
-            beside = "nothing else" if ahead is None else "images of the next task being decoded"
-            self.table.add("GPU busy", f"an epoch of {name}, {beside}", 100 * recorder.share, "%")
+            self.table.add("GPU busy", f"an epoch of {name}, {recorder.beside}", 100 * recorder.share, "%")
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
             self.table.add("memory", f"{name}, peak on the device", peak / 2**30, "GiB")
@@ -458,28 +496,39 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="training images to generate")
     parser.add_argument("--epochs", type=int, help="epochs of later tasks")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="workers of the DataLoader")
+    parser.add_argument(
+        "--tiny", type=Path, metavar="DATA", help="folder of Tiny-ImageNet, of which two tasks are added"
+    )
     parser.add_argument("--small", action="store_true", help="slim network, small images, few of them")
     parser.add_argument("--folder", type=Path, help="folder in which the photographs are made and removed again")
     parser.add_argument("--output", type=Path, help="CSV file to write")
     options = parser.parse_args()
     asked = {name: value for name in ("images", "epochs") if (value := getattr(options, name)) is not None}
     sizes = Sizes(**{**vars(SMALL if options.small else Sizes()), **asked})
-    measure(sizes, options.device, options.workers, options.folder, options.output)
+    # Else recording a second time, with graphs captured between, may fail.
+    os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")
+    measure(sizes, options.device, options.workers, options.folder, options.output, options.tiny)
 
 
-def measure(sizes: Sizes, device: str, workers: int, folder: Path | None, output: Path | None) -> Table:
+def measure(
+    sizes: Sizes, device: str, workers: int, folder: Path | None, output: Path | None, tiny: Path | None = None
+) -> Table:
     """Generate the photographs, measure everything, and return the table; what was measured is written in any case."""
     table = Table()
     with tempfile.TemporaryDirectory(prefix="efcil-", dir=folder) as place:
         start = time.perf_counter()
-        generate(Path(place) / "photographs", sizes)
-        bench = Bench(Path(place), sizes, device, workers, table)
+        bench = Bench(generated_plan(Path(place), sizes, device), sizes, workers, table)
         execution = bench.plan.execution
         try:
             with hardware.switches(execution, False), execution.stream():
                 bench.measure_decoding()
                 bench.measure_tasks()
                 bench.measure_loader()
+                if tiny is not None:
+                    plan = tiny_plan(Path(place), sizes, device, tiny)
+                    Bench(plan, sizes, workers, table, "Tiny-ImageNet, ").measure_tasks(2)
+                bench.measure_gpu_decoder()
         finally:
             if output is not None and table.rows:
                 table.write(output)

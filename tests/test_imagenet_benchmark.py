@@ -32,8 +32,8 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_loader_gives_every_image_once_and_the_last_ones_again(tmp_path: Path) -> None:
-    imagenet.generate(tmp_path / "photographs", imagenet.SMALL)
-    bench = imagenet.Bench(tmp_path, imagenet.SMALL, "cpu", 0, imagenet.Table())
+    plan = imagenet.generated_plan(tmp_path, imagenet.SMALL, "cpu")
+    bench = imagenet.Bench(plan, imagenet.SMALL, 0, imagenet.Table())
     data = imagenet.LoadedImages(bench.plan, bench.rows(0), 16, 0)
     for epoch in range(2):
         view = data.view("epoch", epoch, training=True)
