@@ -446,7 +446,8 @@ class Bench:
         task, start = plan.task(index), time.perf_counter()
         data = plan.images(task, ahead)
         self.wait()
-        decoded = "decoded while the task before trained" if ahead is not None else "decoded now"
+        now = "decoded now" if isinstance(plan.dataset.train.images, DeferredImages) else "copied"
+        decoded = now if ahead is None else "decoded while the task before trained"
         waited = time.perf_counter() - start
         self.table.add("waiting for the images of a task", f"{name}, {decoded}", waited, "s")
         most, ahead = plan.most_ahead(index, data.kept), None

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from efcil.data import ahead, tiers
-from efcil.data.ahead import Ahead, has_room, most_bytes
+from efcil.data.ahead import Ahead, has_room, most_bytes, still_has_room
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.decode import Encoded
 from efcil.data.deferred import DeferredImages, FileSupply, Shapes
@@ -100,6 +100,16 @@ def test_it_stops_at_the_bound(images: DeferredImages) -> None:
     early = Ahead(images, True, 3 * each).start()
     early.wait()
     assert each <= early.held <= 3 * each
+    assert sum(len(places) for places, _ in early.pieces()) == 11
+
+
+def test_it_stops_when_memory_becomes_short(images: DeferredImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [500, 500, 99, 500]
+    monkeypatch.setattr(tiers, "_free_host", lambda: free.pop(0))
+    early = Ahead(images, True, 10**9, lambda: still_has_room(Keeping(), 100)).start()
+    early.wait()
+    assert free == [500]
+    assert len(early._decoded) == 2
     assert sum(len(places) for places, _ in early.pieces()) == 11
 
 

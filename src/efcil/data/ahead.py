@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Event, Thread, get_native_id
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from efcil.data.decode import Encoded
 from efcil.data.tiers import DISK, SPARE, Keeping, Kept, gibibytes
@@ -56,6 +57,12 @@ def has_room(keeping: Keeping, kept: Kept, most: int) -> bool:
     return free is None or 2 * most <= (1 - SPARE) * free
 
 
+def still_has_room(keeping: Keeping, most: int) -> bool:
+    """Return whether decoding may continue: other programs, or other runs, may have taken the memory meanwhile."""
+    free = keeping.measure(torch.device("cpu")).host  # asks no GPU, whose work may be being captured
+    return free is None or most <= free
+
+
 def sentence(most: int) -> str:
     """Return one line for the user."""
     return (
@@ -66,11 +73,15 @@ def sentence(most: int) -> str:
 
 @dataclass(eq=False)
 class Ahead:
-    """The decoded images of a task that comes later: `most` bytes of them at most, whole ones or test views."""
+    """The decoded images of a task that comes later: `most` bytes of them at most, whole ones or test views.
+
+    `room` is asked again and again; if it says no, the rest is left for later.
+    """
 
     images: DeferredImages
     whole: bool
     most: int
+    room: Callable[[], bool] = lambda: True
     _bytes: int = field(default=0, init=False)
     _decoded: deque[tuple[np.ndarray, Any]] = field(default_factory=deque, init=False)
     _again: Chunk | None = field(default=None, init=False)
@@ -140,7 +151,7 @@ class Ahead:
         _step_back()
         few = replace(self.images, workers=fewer(self.images.workers))
         largest = 0
-        while not self._stop.is_set() and self._bytes + largest <= self.most:
+        while not self._stop.is_set() and self._bytes + largest <= self.most and self.room():
             try:
                 chunk = next(self._chunks, None)
             except Exception as error:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from efcil import methods, ranks
-from efcil.data.ahead import OFF, Ahead, most_bytes
+from efcil.data.ahead import OFF, Ahead, most_bytes, still_has_room
 from efcil.data.augment import Augmentation, Normalisation, make_augmentation
 from efcil.data.deferred import DeferredImages
 from efcil.data.images import Dataset
@@ -250,7 +250,8 @@ class Plan:
         """Return the images of task `index`, to be decoded in the background into at most `most` bytes."""
         images = self.dataset.train.images
         assert isinstance(images, DeferredImages)
-        return Ahead(images[self._rows(self.task(index))], self.augmentation.cuts_whole, most)
+        chosen, keeping = images[self._rows(self.task(index))], self.keeping
+        return Ahead(chosen, self.augmentation.cuts_whole, most, lambda: still_has_room(keeping, most))
 
     def test_images(self) -> TestImages:
         """Return all test images, for the device; most of its memory is left to those of the tasks."""
