@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from efcil.settings.benchmark import SEPARATE
 from efcil.settings.options import show
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def value_of(row: Row, name: str) -> str:
         return _said(first.get("epochs"))
     if name == "classifier" and settings:
         return _said(settings.get(name, "own"))
+    if name == "answers" and settings:
+        return _said(settings.get(name, SEPARATE))
     return _said(settings.get(name))
 
 
