@@ -271,9 +271,9 @@ def test_noise_is_measured_on_answers(output: Path, twice: Dataset) -> None:
     assert other.unperturbed == pytest.approx(100.0 * confusion.trace() / confusion.sum())
 
 
-@pytest.mark.parametrize("steps", [3, 150], ids=["in the first task", "in the second"])
+@pytest.mark.parametrize(("task", "steps"), [(1, 3), (2, 300)])
 def test_a_run_resumes_with_its_answers(
-    output: Path, twice: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+    output: Path, twice: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: int, steps: int
 ) -> None:
     stop, taken = StopRequest(), []
     compute = Trainer._compute
@@ -285,7 +285,7 @@ def test_a_run_resumes_with_its_answers(
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_compute", step)
-        with pytest.raises(Interrupted):
+        with pytest.raises(Interrupted, match=f"in task {task}"):
             run_one(settings("efc"), tmp_path, twice, quiet=True, stop=stop)
     resumed = RunFolder(run_one(settings("efc"), tmp_path, twice, quiet=True))
     whole = locate(output, settings("efc"))
