@@ -249,6 +249,7 @@ def test_reports_say_what_is_counted(output: Path) -> None:
     (group,) = found.groups
     assert group.settings == ("answers",)
     assert sorted(group.values(row) for row in group.rows) == [["merged"]] * 3 + [["separate"]] * 3
+    assert "**" not in render(found, "markdown"), "what counts different things is not ranked"
     for form in ("markdown", "csv", "html"):
         assert "answers: 10 of 20 classes" in render(found, form)
     rows = {group.name(row): Details(row) for row in group.rows}

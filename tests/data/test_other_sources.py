@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from efcil.cli import main
 from efcil.data.deferred import DeferredImages
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
@@ -170,6 +171,14 @@ def test_every_domain_is_a_task_and_classes_share_answers(domains: Path) -> None
     ]
     assert scenario.task_sizes == (2,) * 6
     assert scenario.answers == (0, 1) * 6
+
+
+def test_efcil_data_counts_its_answers(domains: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["domainnet", "--data", str(domains)]
+    assert main(["data", *place]) == 0
+    assert "answers   2 of 12 classes, in 6 domains: clipart, infograph" in capsys.readouterr().out
+    assert main(["data", *place, "--answers", "separate"]) == 0
+    assert "answers" not in capsys.readouterr().out
 
 
 def test_as_six_hundred_classes_it_is_the_benchmark_of_efc_plus_plus(domains: Path) -> None:
