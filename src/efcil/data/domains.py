@@ -1,7 +1,7 @@
 """Domains: the same answers in another form, such as photographs and sketches of dogs.
 
 A class that is called `sketch/dog` is the answer `dog` in the domain `sketch`. Methods learn it as a class of its own,
-with its own prototype and rows of heads. What tells `photo/dog` from `sketch/dog` may then count as right or not.
+with its own prototype and rows of heads. The setting `answers` says whether `photo/dog` is right for a `sketch/dog`.
 """
 
 from __future__ import annotations

@@ -147,7 +147,8 @@ class Details:
                 continue
             found.append(np.asarray(counts, dtype=float))
             names.append([str(name) for name in known])
-            answers = summary.get("answers", known)  # classes may share one
+            shared = summary.get("answers")
+            answers = shared if isinstance(shared, list) and len(shared) == len(known) else range(len(known))
             for true, answer in np.argwhere(counts).tolist():
                 if answers[true] == answers[answer]:
                     continue
