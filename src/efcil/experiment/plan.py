@@ -14,8 +14,9 @@ from efcil import methods, ranks
 from efcil.data.ahead import OFF, Ahead, most_bytes, still_has_room
 from efcil.data.augment import Augmentation, Normalisation, make_augmentation
 from efcil.data.deferred import DeferredImages
+from efcil.data.domains import MERGING, SEPARATOR, need_domains
 from efcil.data.images import Dataset
-from efcil.data.scenario import Scenario, class_order, make_scenario
+from efcil.data.scenario import Scenario, class_order, domain_scenario, make_scenario
 from efcil.data.store import TaskImages
 from efcil.data.tiers import Keeping, Kept
 from efcil.data.whole import task_images
@@ -31,17 +32,29 @@ from efcil.methods.base import Task, Traits
 from efcil.model.card import made_with
 from efcil.network import backbones
 from efcil.network.backbones import Backbone
-from efcil.resolution import Resolved, chosen_class_order, identity, resolve
+from efcil.resolution import Resolved, chosen_answers, chosen_class_order, identity, resolve
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Recipe, Settings
+from efcil.settings.benchmark import DOMAINS, MERGED
 
 _MEGABYTE = 1 << 20
 
 
 def make_run_scenario(settings: Settings, dataset: Dataset) -> Scenario:
-    """Return the class order and the tasks that the settings ask for."""
-    classes = dataset.number_of_classes
-    order = class_order(chosen_class_order(settings), classes, settings.effective_class_seed, dataset.class_names)
+    """Return the class order and the tasks that the settings ask for, and which classes have the same answer."""
+    names = dataset.class_names
+    scenario = _cut_into_tasks(settings, dataset)
+    if chosen_answers(settings) != MERGED:
+        return scenario
+    answers = need_domains(names, dataset.name, MERGING).answers
+    return replace(scenario, answers=tuple(answers[original] for original in scenario.order))
+
+
+def _cut_into_tasks(settings: Settings, dataset: Dataset) -> Scenario:
+    names, classes, seed = dataset.class_names, dataset.number_of_classes, settings.effective_class_seed
+    if settings.scenario == DOMAINS:
+        return domain_scenario(chosen_class_order(settings), seed, names, dataset.name)
+    order = class_order(chosen_class_order(settings), classes, seed, names)
     return make_scenario(
         settings.scenario,
         classes,
@@ -114,6 +127,13 @@ class Plan:
     def class_names(self) -> list[str]:
         """Names of all classes, in the class order."""
         return [self.dataset.class_names[original] for original in self.scenario.order]
+
+    @cached_property
+    def answers(self) -> list[str] | None:
+        """Names of the answers of all classes, in the class order; None if every class is an answer of its own."""
+        if self.scenario.answers is None:
+            return None
+        return [name.rpartition(SEPARATOR)[2] for name in self.class_names]
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from efcil import ranks
 from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.core.feature_matrix import spectrum
+from efcil.data import domains
 from efcil.data.ahead import Ahead, has_room, sentence
 from efcil.data.images import Dataset
 from efcil.data.store import TaskImages
@@ -198,7 +199,8 @@ class Run:
         where = (
             f"{plan.execution.device.type} in {ranks.count()} processes" if ranks.several() else plan.execution.device
         )
-        self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{at}")
+        counted = "" if plan.answers is None else f", answers: {domains.counted(plan.answers)}"
+        self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{counted}{at}")
         resumable = True  # later, a checkpoint found there is of a task that this process has finished
         for index in range(done, plan.tasks):
             if plan.is_measured(index):
@@ -278,7 +280,8 @@ class Run:
         matrix = self.state.method.importance_matrix()
         values = None if matrix is None else spectrum(matrix)
         listed = None if values is None else values.tolist()
-        return probes.line_of(answers.confusion, answers.images, listed, last=index == self.plan.tasks - 1)
+        last = index == self.plan.tasks - 1
+        return probes.line_of(answers.confusion, answers.images, answers.right, listed, last)
 
     def _other_classifiers(self, index: int, test: TestImages) -> dict[str, dict[str, float]]:
         """Return the accuracy over all seen classes of every possible classifier, if the settings ask for it."""
