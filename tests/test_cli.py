@@ -411,8 +411,8 @@ class TestMistakes:
         assert sum(line.startswith("- grid.yaml: ") for line in lines) == 4
 
     def test_settings_without_effect(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
-        _, *lines = self.named("run --method lwf --set later.momentum=0.3 later.rotations=true", capsys)
-        assert [line.split("'")[1] for line in lines] == ["later.momentum", "later.rotations"]
+        _, *lines = self.named("run --method lwf --set later.momentum=0.3 later.head=cosine", capsys)
+        assert [line.split("'")[1] for line in lines] == ["later.head", "later.momentum"]
 
     def test_other_commands(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         _, *lines = self.named(f"learn {tmp_path}/m --data {tmp_path} --epochs x --batch-size y", capsys)
