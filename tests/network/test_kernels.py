@@ -88,6 +88,33 @@ def test_the_first_convolution_forwards_and_backwards(shape, outputs, side, stri
     torch.testing.assert_close(fast, plain, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("side", "stride", "padding"), [(3, 1, 1), (7, 2, 3)])
+@pytest.mark.parametrize("kind", ["none", "whole", "halved"])
+@pytest.mark.parametrize(("outputs", "size"), [(16, (8, 8)), (80, (9, 7))])
+def test_gradients_of_images(outputs, size, kind, side, stride, padding):
+    weight = tensor(outputs, 3, side, side, seed=1)
+    shape = (5, outputs, *((length + 2 * padding - side) // stride + 1 for length in size))
+    gradient, activation = tensor(*shape), tensor(*shape, seed=2)
+    other = {"none": None, "whole": tensor(*shape, seed=3), "halved": tensor(*halved(shape), seed=3)}[kind]
+    arguments = (gradient, activation, other, weight, size, stride, padding)
+    torch.testing.assert_close(
+        kernels.stem_input(*arguments), exact(operations.stem_input, *arguments), atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 8, 8), (2, 3, 33, 35)])
+def test_steps_down_a_gradient(shape):
+    ends = []
+    for module in (operations, kernels):
+        images, gradient, working = tensor(*shape), tensor(*shape, seed=1), tensor(*shape, seed=2).bfloat16()
+        gradient[0] = 0.0
+        module.descend(images, gradient, working, 6.0)
+        assert torch.equal(images[0], tensor(*shape)[0])
+        ends.append((images, working.float()))
+    torch.testing.assert_close(ends[1], ends[0], atol=1e-5, rtol=1e-2)
+    torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pool_and_its_way_back(shape):
     activation = tensor(*shape).relu()

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ from efcil.errors import TrainingError
 from efcil.network import split
 from efcil.network.fast import operations
 from efcil.network.resnet import BasicBlock, BatchNorm, ResNet
+
+if TYPE_CHECKING:
+    from efcil.network.fast.attack import FusedAttack
 
 SIDE_STREAMS = 3
 LARGEST_TENSOR = 2**31 - 2**16  # offsets in kernels have 32 bits, and full tiles may extend beyond the end
@@ -165,6 +168,8 @@ class FusedBackbone:
         #: The weights of convolutions of stride 1 as the backward pass needs them, once an optimiser asks for them.
         self._turned: dict[int, Tensor] = {}
         self._nothing: dict[tuple[int, ...], Tensor] = {}
+        #: Changes images by their gradient; made by the first that asks for it (attack.py).
+        self.attack: FusedAttack | None = None
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -434,16 +439,16 @@ class FusedBackbone:
                 other = walk.projection(through, x, block.shortcut_conv)
         images, stem, out, *places = saved.activations[0]
         if places:
-            total = down if other is None else down + operations.spread(other, down)
-            down, other = (
-                torch.ops.aten.max_pool2d_with_indices_backward(
-                    total, out, [3, 3], [2, 2], [1, 1], [1, 1], False, places[0]
-                ),
-                None,
-            )
+            down, other = self._unpool(down, other, out, places[0]), None
         through, _ = walk.enter(down, stem, self.backbone.conv1, out, other, plain_relu=other is None)
         walk.stem(through, images, self.backbone.conv1)
         walk.finish()
+
+    @staticmethod
+    def _unpool(gradient: Tensor, other: Tensor | None, x: Tensor, places: Tensor) -> Tensor:
+        """Backward pass of the max-pooling of `x`, whose result has the gradient `gradient` (+ `other`)."""
+        total = gradient if other is None else gradient + operations.spread(other, gradient)
+        return torch.ops.aten.max_pool2d_with_indices_backward(total, x, [3, 3], [2, 2], [1, 1], [1, 1], False, places)
 
 
 class _Backward:

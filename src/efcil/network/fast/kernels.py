@@ -16,10 +16,14 @@ from torch import Tensor
 
 from efcil.network.fast.convolution_kernels import (
     dense,
+    descend,
+    halved,
+    kind,
     project,
     project_input,
     project_weight,
     stem,
+    stem_input,
     stem_weight,
     turn,
 )
@@ -28,6 +32,7 @@ __all__ = [
     "adam",
     "batch_statistics",
     "bias_relu",
+    "descend",
     "mask",
     "normalise_backward",
     "normalise_relu",
@@ -38,6 +43,7 @@ __all__ = [
     "project_weight",
     "sgd",
     "stem",
+    "stem_input",
     "stem_weight",
     "turn",
 ]
@@ -70,25 +76,6 @@ def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor
     return x
 
 
-_ABSENT, _WHOLE, _HALVED = 0, 1, 2
-
-
-def _kind(other: Tensor | None, like: Tensor) -> int:
-    """Return whether a second gradient is absent, as large as the first, or of every other row and column."""
-    if other is None:
-        return _ABSENT
-    return _WHOLE if other.shape == like.shape else _HALVED
-
-
-@triton.jit
-def _halved(pixel, H, W):
-    """Return which pixels are on even rows and columns, and which pixel of the halved map each of those is."""
-    column = pixel % W
-    row = pixel // W % H
-    there = (row % 2 == 0) & (column % 2 == 0)
-    return there, (pixel // (W * H) * ((H + 1) // 2) + row // 2) * ((W + 1) // 2) + column // 2
-
-
 @triton.jit
 def _mask(g, a, o, y, n, H, W, C: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr):
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -97,7 +84,7 @@ def _mask(g, a, o, y, n, H, W, C: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.c
     if OTHER == 1:
         value += tl.load(o + offset, inside, other=0.0).to(tl.float32)
     if OTHER == 2:
-        there, pixel = _halved(offset // C, H, W)
+        there, pixel = halved(offset // C, H, W)
         value += tl.load(o + pixel * C + offset % C, inside & there, other=0.0).to(tl.float32)
     active = tl.load(a + offset, inside, other=0.0) > 0
     tl.store(y + offset, tl.where(active, value, 0.0).to(y.dtype.element_ty), inside)
@@ -110,7 +97,7 @@ def mask(gradient: Tensor, activation: Tensor, other: Tensor | None = None) -> T
     _, channels, height, width = gradient.shape
     grid = (triton.cdiv(gradient.numel(), _BLOCK),)
     _mask[grid](
-        gradient, activation, o, gradient, gradient.numel(), height, width, channels, _kind(other, gradient), _BLOCK,
+        gradient, activation, o, gradient, gradient.numel(), height, width, channels, kind(other, gradient), _BLOCK,
         num_warps=8,
     )  # fmt: skip
     return gradient
@@ -313,7 +300,7 @@ def _partial_gradients(
         if OTHER == 1:
             gradient += tl.load(o + place, inside, other=0.0).to(tl.float32)
         if OTHER == 2:
-            there, pixel = _halved(row, H, W)
+            there, pixel = halved(row, H, W)
             source = o + pixel[:, None] * C + channel[None, :]
             gradient += tl.load(source, inside & there[:, None], other=0.0).to(tl.float32)
         if HAS_A:
@@ -387,7 +374,7 @@ def normalise_backward(
     grid = (splits, triton.cdiv(channels, width))
     _partial_gradients[grid](
         gradient, a, o, x, statistics, part, rows, per_program, *x.shape[2:], channels, splits,
-        activation is not None, _kind(other, x), plain_relu, cut.rows, width, cut.stages, num_warps=cut.warps,
+        activation is not None, kind(other, x), plain_relu, cut.rows, width, cut.stages, num_warps=cut.warps,
     )  # fmt: skip
     coefficients = torch.empty(3, channels, device=x.device, dtype=torch.float32)
     _finish_gradients[(triton.cdiv(channels, _FINISHED_CHANNELS),)](

@@ -6,12 +6,17 @@ and runs if there is no CUDA device. Activations are (batch, channels, h, w), us
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from efcil.network import split
+
+#: Shorter gradients count as this long. Not the smallest number there is: a length divided by that is infinite.
+SHORTEST = 1e-30
 
 
 def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -50,6 +55,31 @@ def stem_weight(gradient: Tensor, images: Tensor, side: int, stride: int, paddin
     """Return the gradient of the weight (outputs, 3, side, side) of `stem`, from that of the convolution's output."""
     shape = (gradient.shape[1], images.shape[1], side, side)
     return conv2d_weight(images, shape, gradient, stride, padding)
+
+
+def stem_input(
+    gradient: Tensor,
+    activation: Tensor,
+    other: Tensor | None,
+    weight: Tensor,
+    size: Sequence[int],
+    stride: int,
+    padding: int,
+) -> Tensor:
+    """Return the gradient of images of `size` (h, w) from that of `stem`'s ReLU, whose result was `activation`.
+
+    `gradient` (+ `other`) is masked as in `mask`. The result is in float32 at least.
+    """
+    masked = mask(gradient, activation, other)
+    masked, weight = (x.float() if x.dtype in (torch.bfloat16, torch.float16) else x for x in (masked, weight))
+    return conv2d_input((len(masked), weight.shape[1], *size), weight, masked, stride, padding)
+
+
+def descend(images: Tensor, gradient: Tensor, working: Tensor, length: float) -> None:
+    """Move every image by `length` down its gradient, in place; `working` gets the result in its own type."""
+    norm = torch.linalg.vector_norm(gradient, dim=(1, 2, 3), keepdim=True)
+    images.sub_(gradient * (length / norm.clamp(min=SHORTEST)))
+    working.copy_(images)
 
 
 def turn(weight: Tensor, into: Tensor) -> None:
