@@ -365,9 +365,12 @@ def test_nothing_is_kept_of_a_look_without_gradients(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_cudnn_is_asked_only_for_what_it_does_safely(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
     asked: list[str] = []
+    read: list[bool] = []
 
     def add_relu(x: Tensor, weight: Tensor, z: Tensor, alpha: float, bias: Tensor, *shape: object) -> Tensor:
         asked.append("residual")
+        assert bool(torch.isfinite(z).all())
+        read.append(z is x)
         return (functional.conv2d(x, weight, bias, *shape) + alpha * z).relu()  # type: ignore[arg-type]
 
     def relu(x: Tensor, weight: Tensor, bias: Tensor, *shape: object) -> Tensor:
@@ -384,6 +387,8 @@ def test_cudnn_is_asked_only_for_what_it_does_safely(monkeypatch: pytest.MonkeyP
     images = draw(4, 3, 8, 8)
     torch.testing.assert_close(fused(images), backbone(images))
     assert asked == ([] if deterministic else ["residual"] * (2 * len(backbone.blocks)))
+    # A first convolution that keeps the shape reads its own input once more instead of a residual of zeros.
+    assert read == ([] if deterministic else [True, False, False, False, True, False])
 
 
 def test_batches_beyond_the_reach_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

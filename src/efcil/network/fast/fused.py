@@ -365,13 +365,16 @@ class FusedBackbone:
         if self._cudnn and not torch.backends.cudnn.deterministic:
             weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
             shape: Any = (convolution.stride, convolution.padding, (1, 1), 1)
-            if residual is None:
+            share = 1.0
+            if residual is None and convolution.stride == (1, 1) and x.shape[1] == convolution.out_channels:
+                residual, share = x, 0.0  # finite, of the right shape, and in the cache, since the convolution reads it
+            elif residual is None:
                 residual = self._zeros(x, convolution)
-            return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape), None
+            return torch.cudnn_convolution_add_relu(x, weight, residual, share, bias, *shape), None
         return self.operations.bias_relu(self._convolve(x, convolution), self._bias(convolution), residual), None
 
     def _zeros(self, x: Tensor, convolution: nn.Conv2d) -> Tensor:
-        """Return the residual of a layer without one, the same memory for all of them.
+        """Return the residual of a layer without one whose input has another shape, the same memory for all of them.
 
         Without a residual, PyTorch's operation passes its own uninitialised result to cuDNN as a residual of weight
         zero, and zero times a NaN is a NaN.
