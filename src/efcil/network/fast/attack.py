@@ -129,7 +129,7 @@ class FusedAttack:
     # -- one step ----------------------------------------------------------------------------------------------
 
     def _compute(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        features, saved = self.fused.run_forward(images)
+        features, saved = self.fused.run_forward(images, branch=False)
         return features, self._gradient(saved, features - targets)
 
     def _gradient(self, saved: _Saved, gradient: Tensor) -> Tensor:

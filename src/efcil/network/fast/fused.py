@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -159,6 +160,8 @@ class FusedBackbone:
         self.update: Callable[[int, Tensor], None] | None = None
         cuda = device.type == "cuda"
         self._sides = [torch.cuda.Stream(device, priority=SECOND) for _ in range(SIDE_STREAMS if cuda else 0)]
+        #: Projections run here, beside the convolutions of their block, in steps that train.
+        self._branch = torch.cuda.Stream(device, priority=FIRST) if cuda else None
         self._forward_calls = 0
         self._backward_calls = 0
         # cuDNN adds shift, residual and ReLU to a convolution for free; it needs the shift in the working type.
@@ -314,8 +317,11 @@ class FusedBackbone:
         self._backward_calls = 0
 
     @torch.no_grad()
-    def run_forward(self, images: Tensor, keep: bool = True) -> tuple[Tensor, _Saved]:
-        """Return the features and, unless `keep` is off, what the backward pass needs: most of the memory used."""
+    def run_forward(self, images: Tensor, keep: bool = True, branch: bool = True) -> tuple[Tensor, _Saved]:
+        """Return the features and, unless `keep` is off, what the backward pass needs: most of the memory used.
+
+        Without `branch` everything runs on the current stream, and at its priority.
+        """
         saved = _Saved(images, frozen=not self.backbone.training)
         layer = self._frozen_layer if saved.frozen else self._trained_layer
         x, stem = layer(images, self.backbone.conv1, None)
@@ -328,8 +334,15 @@ class FusedBackbone:
         del entered  # it holds the largest activation of all
         for block in self.backbone.blocks:
             assert isinstance(block, BasicBlock)
+            shortcut: Any = x
+            # Without gradients batches are large and fill the device anyway.
+            beside = keep and branch and block.shortcut_conv is not None
+            if block.shortcut_conv is not None:
+                with self._on_branch(beside):
+                    shortcut = self._shortcut(x, block.shortcut_conv, saved.frozen)
             hidden, first = layer(x, block.conv1, None)
-            shortcut: Any = x if block.shortcut_conv is None else (x, block.shortcut_conv)
+            if beside:
+                self._join_branch()
             y, second = layer(hidden, block.conv2, shortcut)
             if keep:
                 saved.activations.append((x, first, hidden, second, y))
@@ -354,13 +367,33 @@ class FusedBackbone:
             return self.operations.project(x, weight, convolution.stride[0])
         return functional.conv2d(x, weight, stride=convolution.stride, padding=convolution.padding)
 
-    def _frozen_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, None]:
-        """relu(convolution with folded BatchNorm + shift (+ shortcut))."""
+    @contextmanager
+    def _on_branch(self, wanted: bool = True) -> Iterator[None]:
+        """Run what is inside beside the work that the current stream gets until `_join_branch`, if `wanted`.
+
+        What is allocated inside is freed and allocated again only there, after the current stream has used it, because
+        the branch waits for the current stream whenever it begins.
+        """
+        if self._branch is None or not wanted:
+            yield
+            return
+        self._branch.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._branch):
+            yield
+
+    def _join_branch(self) -> None:
+        if self._branch is not None:
+            torch.cuda.current_stream().wait_stream(self._branch)
+
+    def _shortcut(self, x: Tensor, convolution: nn.Conv2d, frozen: bool) -> Any:
+        """Return the projection of `x` and, where BatchNorm trains, its statistics."""
+        projected = self._convolve(x, convolution)
+        return projected if frozen else (projected, self._statistics(projected, convolution))
+
+    def _frozen_layer(self, x: Tensor, convolution: nn.Conv2d, residual: Any) -> tuple[Tensor, None]:
+        """relu(convolution with folded BatchNorm + shift (+ residual))."""
         if convolution is self.backbone.conv1:
             return self._stem(x, self.biases[0]), None
-        residual = shortcut
-        if isinstance(shortcut, tuple):
-            residual = self._convolve(shortcut[0], shortcut[1])
         # PyTorch's operation ignores the setting for deterministic algorithms.
         if self._cudnn and not torch.backends.cudnn.deterministic:
             weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
@@ -392,14 +425,13 @@ class FusedBackbone:
         return self._nothing[shape].permute(0, 3, 1, 2)
 
     def _trained_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, Any]:
-        """relu(BatchNorm(convolution) (+ shortcut)), with statistics of this batch."""
+        """relu(BatchNorm(convolution) (+ shortcut, with its own BatchNorm)), with statistics of this batch."""
         out = self._convolve(x, convolution)
         statistics = self._statistics(out, convolution)
         if not isinstance(shortcut, tuple):
             y = self.operations.normalise_relu(out, statistics, shortcut)
             return y, (out, statistics)
-        projected = self._convolve(shortcut[0], shortcut[1])
-        other = self._statistics(projected, shortcut[1])
+        projected, other = shortcut
         y = self.operations.normalise_relu(out, statistics, projected, other)
         return y, (out, statistics, projected, other)
 
@@ -431,15 +463,13 @@ class FusedBackbone:
         ):
             assert isinstance(block, BasicBlock)
             through, summed = walk.enter(down, second, block.conv2, None if last else y, other)
-            last = False
+            last, other = False, summed
+            if block.shortcut_conv is not None:
+                other = walk.shortcut(summed, second[2:] if second is not None else None, x, block.shortcut_conv)
             down = walk.convolution(through, hidden, block.conv2)
             through, _ = walk.enter(down, first, block.conv1, hidden, plain_relu=True)
             down = walk.convolution(through, x, block.conv1)
-            other = summed
-            if block.shortcut_conv is not None:
-                projected = second[2:] if second is not None else None
-                through, _ = walk.enter(summed, projected, block.shortcut_conv, None)
-                other = walk.projection(through, x, block.shortcut_conv)
+            walk.join()
         images, stem, out, *places = saved.activations[0]
         if places:
             down, other = self._unpool(down, other, out, places[0]), None
@@ -465,6 +495,7 @@ class _Backward:
         self.weight_gradients: list[Tensor | None] = [None] * len(fused.convolutions)
         self.waiting: list[int | None] = [None] * max(len(fused._sides), 1)
         self.turn = 0
+        self.branched: int | None = None
         # Tensors used on a side stream must outlive that use: otherwise the allocator would reuse their memory.
         self.held: list[Tensor] = []
 
@@ -524,6 +555,21 @@ class _Backward:
         compute = self.fused.operations.stem_weight
         self._aside(convolution, lambda: compute(gradient, images, side, stride, padding), gradient, images)
 
+    def shortcut(self, gradient: Tensor, kept: Any, x: Tensor, convolution: nn.Conv2d) -> Tensor:
+        """Return the gradient of a projection's input, from that of its BatchNorm; it is there after `join`."""
+        self.held.append(gradient)
+        with self.fused._on_branch():
+            through, _ = self.enter(gradient, kept, convolution, None)
+            other = self.projection(through, x, convolution)
+        self.branched = self.fused._index[id(convolution)]
+        return other
+
+    def join(self) -> None:
+        """Wait for the last `shortcut`, if there was one since the last call."""
+        if self.branched is not None:
+            self.fused._join_branch()
+        self.branched = None
+
     def projection(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         """As `convolution`, for one of kernel size 1; the gradient of the input holds only the pixels it reads."""
         operations, weight = self.fused.operations, self.fused._weight(convolution)
@@ -557,6 +603,8 @@ class _Backward:
         side stream has waited for it.
         """
         index = self.waiting[turn]
+        if index is not None and index == self.branched:
+            self.fused._join_branch()  # its input gradient is computed there, and nothing has waited for that yet
         if index is not None and self.update is not None:
             gradient = self.weight_gradients[index]
             assert gradient is not None
