@@ -144,20 +144,19 @@ def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["rows", "per_program", "SPLITS"])
+@triton.jit(do_not_specialize=["rows", "SPLITS"])
 def _partial_statistics(
-    x, part, rows, per_program, C: tl.constexpr, SPLITS,
+    x, part, rows, C: tl.constexpr, SPLITS,
     BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros([BM, BC], tl.float32)
     square = tl.zeros([BM, BC], tl.float32)
-    start = split * per_program
-    stop = tl.minimum(start + per_program, rows)
-    for first in tl.range(start, stop, BM, num_stages=STAGES):
+    # All programs together read from the beginning to the end, so that the cache has the end for the next pass.
+    for first in tl.range(split * BM, rows, SPLITS * BM, num_stages=STAGES):
         row = first + tl.arange(0, BM)
-        inside = (row < stop)[:, None] & (channel < C)[None, :]
+        inside = (row < rows)[:, None] & (channel < C)[None, :]
         value = tl.load(x + row[:, None] * C + channel[None, :], inside, other=0.0).to(tl.float32)
         total += value
         square += value * value
@@ -192,17 +191,17 @@ def _finish_statistics(
 
 
 class _Reduction(NamedTuple):
-    """How a sum over rows is split: at most `most` pieces, each read by one program in tiles of `rows`."""
+    """How a sum over rows is split: at most `most` programs read tiles of `rows` in turn."""
 
     rows: int
     most: int
     warps: int
     stages: int
 
-    def pieces(self, rows: int) -> tuple[int, int]:
-        """Return the number of pieces (of whole tiles) and the rows of each."""
-        per_piece = triton.cdiv(triton.cdiv(rows, self.most), self.rows) * self.rows
-        return triton.cdiv(rows, per_piece), per_piece
+    def programs(self, rows: int) -> int:
+        """Return how many programs share the rows, none of them more than one tile ahead of another."""
+        tiles = triton.cdiv(rows, self.rows)
+        return triton.cdiv(tiles, triton.cdiv(tiles, self.most))
 
 
 def _reduction(channels: int) -> _Reduction:
@@ -225,13 +224,11 @@ def batch_statistics(
     x = dense(x)
     rows, channels = _rows(x), x.shape[1]
     cut = _reduction(channels)
-    splits, per_program = cut.pieces(rows)
+    splits = cut.programs(rows)
     width = min(64, triton.next_power_of_2(channels))
     part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
     grid = (splits, triton.cdiv(channels, width))
-    _partial_statistics[grid](
-        x, part, rows, per_program, channels, splits, cut.rows, width, cut.stages, num_warps=cut.warps
-    )
+    _partial_statistics[grid](x, part, rows, channels, splits, cut.rows, width, cut.stages, num_warps=cut.warps)
     out = torch.empty(4, channels, device=x.device, dtype=torch.float32)
     _finish_statistics[(triton.cdiv(channels, _FINISHED_CHANNELS),)](
         part, gamma, beta, running_mean, running_variance, out, float(rows), momentum, epsilon, channels, splits,
@@ -272,9 +269,9 @@ def normalise_relu(
     return out
 
 
-@triton.jit(do_not_specialize=["rows", "per_program", "SPLITS"])
+@triton.jit(do_not_specialize=["rows", "SPLITS"])
 def _partial_gradients(
-    g, a, o, x, s, part, rows, per_program, H, W, C: tl.constexpr, SPLITS,
+    g, a, o, x, s, part, rows, H, W, C: tl.constexpr, SPLITS,
     HAS_A: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -287,24 +284,26 @@ def _partial_gradients(
     shift = tl.load(s + 3 * C + channel, ok, other=0.0)[None, :]
     total = tl.zeros([BM, BC], tl.float32)
     weighted = tl.zeros([BM, BC], tl.float32)
-    start = split * per_program
-    stop = tl.minimum(start + per_program, rows)
-    for first in tl.range(start, stop, BM, num_stages=STAGES):
+    for first in tl.range(split * BM, rows, SPLITS * BM, num_stages=STAGES):
         row = first + tl.arange(0, BM)
-        inside = (row < stop)[:, None] & ok[None, :]
+        inside = (row < rows)[:, None] & ok[None, :]
         place = row[:, None] * C + channel[None, :]
         gradient = tl.load(g + place, inside, other=0.0).to(tl.float32)
         value = tl.load(x + place, inside, other=0.0).to(tl.float32)
         if RELU:
             gradient = tl.where(value * scale + shift > 0, gradient, 0.0)
+        # The next pass reads `g` and `x` again, but not these: they are the first to leave the cache.
         if OTHER == 1:
-            gradient += tl.load(o + place, inside, other=0.0).to(tl.float32)
+            gradient += tl.load(o + place, inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
         if OTHER == 2:
             there, pixel = halved(row, H, W)
             source = o + pixel[:, None] * C + channel[None, :]
-            gradient += tl.load(source, inside & there[:, None], other=0.0).to(tl.float32)
+            gradient += tl.load(source, inside & there[:, None], other=0.0, eviction_policy="evict_first").to(
+                tl.float32
+            )
         if HAS_A:
-            gradient = tl.where(tl.load(a + place, inside, other=0.0) > 0, gradient, 0.0)
+            active = tl.load(a + place, inside, other=0.0, eviction_policy="evict_first") > 0
+            gradient = tl.where(active, gradient, 0.0)
             tl.store(g + place, gradient.to(g.dtype.element_ty), inside)
         total += gradient
         weighted += gradient * (value - mean)
@@ -368,12 +367,12 @@ def normalise_backward(
     o = x if other is None else dense(other)
     rows, channels = _rows(x), x.shape[1]
     cut = _reduction(channels)
-    splits, per_program = cut.pieces(rows)
+    splits = cut.programs(rows)
     width = min(64, triton.next_power_of_2(channels))
     part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
     grid = (splits, triton.cdiv(channels, width))
     _partial_gradients[grid](
-        gradient, a, o, x, statistics, part, rows, per_program, *x.shape[2:], channels, splits,
+        gradient, a, o, x, statistics, part, rows, *x.shape[2:], channels, splits,
         activation is not None, kind(other, x), plain_relu, cut.rows, width, cut.stages, num_warps=cut.warps,
     )  # fmt: skip
     coefficients = torch.empty(3, channels, device=x.device, dtype=torch.float32)
