@@ -168,6 +168,33 @@ def test_optimisers(with_scale, rule):
     torch.testing.assert_close(results[1][0], results[0][0], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("with_scale", [False, True])
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 8), (40, 72)])
+def test_optimisers_write_turned_weights_too(outputs, inputs, rule, with_scale):
+    size = outputs * 9 * inputs
+    results = []
+    for module, together in ((operations, False), (operations, True), (kernels, True)):
+        master, first, second = tensor(size), tensor(size, seed=1) * 0.1, tensor(size, seed=2).abs()
+        gradient, hyper = tensor(size, seed=3).bfloat16(), torch.tensor([1e-2, 1.5], device=DEVICE)
+        scale = tensor(outputs, seed=4) if with_scale else None
+        working = torch.zeros(size, dtype=torch.bfloat16, device=DEVICE)
+        turned = torch.zeros(inputs, 3, 3, outputs, dtype=torch.bfloat16, device=DEVICE).permute(0, 3, 1, 2)
+        wanted = turned if together else None
+        if rule == "adam":
+            module.adam(master, gradient, first, second, hyper, (0.9, 0.999), 1e-8, 1e-3, scale, working, wanted)
+        else:
+            module.sgd(master, gradient, first, hyper, 0.9, 1e-3, scale, working, wanted)
+        weight = working.view(outputs, 3, 3, inputs).permute(0, 3, 1, 2)
+        if not together:
+            operations.turn(weight, turned)
+        assert torch.equal(turned, weight.flip(2, 3).transpose(0, 1))
+        results.append((master, first, second, working.float()))
+    for found in results[1:]:
+        torch.testing.assert_close(found, results[0], atol=1e-5, rtol=1e-2)
+        torch.testing.assert_close(found[0], results[0][0], atol=1e-6, rtol=1e-5)
+
+
 def test_adam_is_torch_adam():
     weight = torch.nn.Parameter(tensor(50).clone())
     reference = torch.optim.Adam([weight], lr=1e-2, weight_decay=1e-2)

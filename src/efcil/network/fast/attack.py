@@ -158,7 +158,7 @@ class FusedAttack:
 
     def _through(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         """Return the gradient of the input of a convolution."""
-        turned = self.fused._turned.get(self.fused._index[id(convolution)])
+        turned = self.fused.turned(self.fused._index[id(convolution)])
         if turned is not None:
             return functional.conv2d(gradient, turned, padding=turned.shape[2] - 1 - int(convolution.padding[0]))
         weight, need = self.fused._weight(convolution), [True, False, False]

@@ -255,6 +255,10 @@ class FusedBackbone:
             self._turned[index] = channels_last_view(flat, torch.Size((inputs, outputs, height, width)))
             self.turn(index)
 
+    def turned(self, index: int) -> Tensor | None:
+        """Return the rotated weight of a convolution, if it has one: an optimiser writes it with the weight."""
+        return self._turned.get(index)
+
     def turn(self, index: int) -> None:
         """Renew the rotated weight of a convolution that was updated; does nothing for those that have none."""
         if index in self._turned:
@@ -543,7 +547,7 @@ class _Backward:
             )
 
         self._aside(convolution, lambda: backward([False, True, False])[1], gradient, x)
-        turned = self.fused._turned.get(self.fused._index[id(convolution)])
+        turned = self.fused.turned(self.fused._index[id(convolution)])
         if turned is None:
             return backward([True, False, False])[0]
         across = turned.shape[2] - 1 - int(convolution.padding[0])

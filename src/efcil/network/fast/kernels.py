@@ -389,6 +389,21 @@ def normalise_backward(
 
 
 @triton.jit
+def _adam_rule(master, gradient, first, second, h, beta1, beta2, epsilon, decay):
+    gradient += decay * master
+    first += (gradient - first) * (1.0 - beta1)
+    second = second * beta2 + gradient * gradient * (1.0 - beta2)
+    return master - tl.load(h) * first / (tl.sqrt(second) * tl.load(h + 1) + epsilon), first, second
+
+
+@triton.jit
+def _sgd_rule(master, gradient, first, h, momentum, decay):
+    gradient += decay * master
+    first = first * momentum + gradient
+    return master - tl.load(h) * first, first
+
+
+@triton.jit
 def _adam(
     w, g, m, v, h, s, k, n, row, beta1, beta2, epsilon, decay,
     HAS_S: tl.constexpr, HAS_K: tl.constexpr, BLOCK: tl.constexpr,
@@ -400,11 +415,9 @@ def _adam(
     if HAS_S:
         scale = tl.load(s + offset // row, inside, other=0.0)
         gradient *= scale
-    gradient += decay * master
     first = tl.load(m + offset, inside, other=0.0)
-    first += (gradient - first) * (1.0 - beta1)
-    second = tl.load(v + offset, inside, other=0.0) * beta2 + gradient * gradient * (1.0 - beta2)
-    master -= tl.load(h) * first / (tl.sqrt(second) * tl.load(h + 1) + epsilon)
+    second = tl.load(v + offset, inside, other=0.0)
+    master, first, second = _adam_rule(master, gradient, first, second, h, beta1, beta2, epsilon, decay)
     tl.store(w + offset, master, inside)
     tl.store(m + offset, first, inside)
     tl.store(v + offset, second, inside)
@@ -413,6 +426,49 @@ def _adam(
             tl.store(k + offset, (master * scale).to(k.dtype.element_ty), inside)
         else:
             tl.store(k + offset, master.to(k.dtype.element_ty), inside)
+
+
+@triton.jit
+def _update_turned(
+    w, g, m, v, h, s, k, y, N, K, taps, beta1, beta2, epsilon, decay, momentum,
+    ADAM: tl.constexpr, HAS_S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Update a tile (outputs, inputs) of one tap, and write it into the turned weight too (see _turn)."""
+    tap = tl.program_id(0)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    c = tl.program_id(2) * BK + tl.arange(0, BK)
+    inside = (n < N)[:, None] & (c < K)[None, :]
+    offset = (n[:, None] * taps + tap) * K + c[None, :]
+    master = tl.load(w + offset, inside, other=0.0)
+    gradient = tl.load(g + offset, inside, other=0.0).to(tl.float32)
+    if HAS_S:
+        scale = tl.load(s + n, n < N, other=0.0)[:, None]
+        gradient *= scale
+    first = tl.load(m + offset, inside, other=0.0)
+    if ADAM:
+        second = tl.load(v + offset, inside, other=0.0)
+        master, first, second = _adam_rule(master, gradient, first, second, h, beta1, beta2, epsilon, decay)
+        tl.store(v + offset, second, inside)
+    else:
+        master, first = _sgd_rule(master, gradient, first, h, momentum, decay)
+    tl.store(w + offset, master, inside)
+    tl.store(m + offset, first, inside)
+    if HAS_S:
+        master *= scale
+    working = master.to(k.dtype.element_ty)
+    tl.store(k + offset, working, inside)
+    place = y + (c[:, None] * taps + taps - 1 - tap) * N + n[None, :]
+    tl.store(place, tl.trans(working), (c < K)[:, None] & (n < N)[None, :])
+
+
+_TURNED_TILE = (32, 64)
+
+
+def _turned_grid(turned: Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Return the grid of `_update_turned`, and the outputs, inputs and taps of the weight."""
+    inputs, outputs, high, wide = turned.shape
+    grid = (high * wide, triton.cdiv(outputs, _TURNED_TILE[0]), triton.cdiv(inputs, _TURNED_TILE[1]))
+    return grid, (outputs, inputs, high * wide)
 
 
 def adam(
@@ -426,12 +482,20 @@ def adam(
     weight_decay: float,
     scale: Tensor | None,
     working: Tensor | None,
+    turned: Tensor | None = None,
 ) -> None:
     """See operations.adam."""
     s = master if scale is None else scale
     k = master if working is None else working
-    grid = (triton.cdiv(master.numel(), 1024),)
-    _adam[grid](
+    if turned is not None:
+        grid, sizes = _turned_grid(turned)
+        _update_turned[grid](
+            master, gradient, first, second, hyper, s, k, turned, *sizes,
+            betas[0], betas[1], epsilon, weight_decay, 0.0, True, scale is not None, *_TURNED_TILE, num_warps=4,
+        )  # fmt: skip
+        return
+    flat = (triton.cdiv(master.numel(), 1024),)
+    _adam[flat](
         master, gradient, first, second, hyper, s, k, master.numel(), master.numel() // s.numel(),
         betas[0], betas[1], epsilon, weight_decay,
         scale is not None, working is not None, 1024, num_warps=4,
@@ -447,9 +511,7 @@ def _sgd(w, g, m, h, s, k, n, row, momentum, decay, HAS_S: tl.constexpr, HAS_K: 
     if HAS_S:
         scale = tl.load(s + offset // row, inside, other=0.0)
         gradient *= scale
-    gradient += decay * master
-    first = tl.load(m + offset, inside, other=0.0) * momentum + gradient
-    master -= tl.load(h) * first
+    master, first = _sgd_rule(master, gradient, tl.load(m + offset, inside, other=0.0), h, momentum, decay)
     tl.store(w + offset, master, inside)
     tl.store(m + offset, first, inside)
     if HAS_K:
@@ -468,12 +530,20 @@ def sgd(
     weight_decay: float,
     scale: Tensor | None,
     working: Tensor | None,
+    turned: Tensor | None = None,
 ) -> None:
     """See operations.sgd."""
     s = master if scale is None else scale
     k = master if working is None else working
-    grid = (triton.cdiv(master.numel(), 1024),)
-    _sgd[grid](
+    if turned is not None:
+        grid, sizes = _turned_grid(turned)
+        _update_turned[grid](
+            master, gradient, first, first, hyper, s, k, turned, *sizes,
+            0.0, 0.0, 0.0, weight_decay, momentum, False, scale is not None, *_TURNED_TILE, num_warps=4,
+        )  # fmt: skip
+        return
+    flat = (triton.cdiv(master.numel(), 1024),)
+    _sgd[flat](
         master, gradient, first, hyper, s, k, master.numel(), master.numel() // s.numel(), momentum, weight_decay,
         scale is not None, working is not None, 1024, num_warps=4,
     )  # fmt: skip

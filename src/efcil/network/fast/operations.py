@@ -229,12 +229,13 @@ def adam(
     weight_decay: float,
     scale: Tensor | None,
     working: Tensor | None,
+    turned: Tensor | None = None,
 ) -> None:
     """One Adam step with coupled weight decay on flat tensors, in place.
 
     `hyper` holds (rate / bias correction 1, 1 / sqrt(bias correction 2)). With `scale` (rows,), the tensors are that
     many equal rows, and `gradient` is that of master * scale of its row; `working` then receives master * scale in
-    its own type.
+    its own type. `turned` (inputs, outputs, h, w) then receives the same as `turn` would write it.
     """
     wide = gradient.to(master.dtype)
     if scale is not None:
@@ -244,8 +245,7 @@ def adam(
     first.lerp_(wide, 1 - betas[0])
     second.mul_(betas[1]).addcmul_(wide, wide, value=1 - betas[1])
     master.sub_(hyper[0] * first / (second.sqrt() * hyper[1] + epsilon))
-    if working is not None:
-        working.copy_(master if scale is None else master * scale)
+    _write(master, scale, working, turned)
 
 
 def sgd(
@@ -257,10 +257,11 @@ def sgd(
     weight_decay: float,
     scale: Tensor | None,
     working: Tensor | None,
+    turned: Tensor | None = None,
 ) -> None:
     """One step of gradient descent with momentum and coupled weight decay on flat tensors; `hyper[0]` is the rate.
 
-    `scale` and `working` are as for `adam`.
+    `scale`, `working` and `turned` are as for `adam`.
     """
     wide = gradient.to(master.dtype)
     if scale is not None:
@@ -269,5 +270,14 @@ def sgd(
     wide = wide + weight_decay * master
     first.mul_(momentum).add_(wide)
     master.sub_(hyper[0] * first)
-    if working is not None:
-        working.copy_(master if scale is None else master * scale)
+    _write(master, scale, working, turned)
+
+
+def _write(master: Tensor, scale: Tensor | None, working: Tensor | None, turned: Tensor | None) -> None:
+    """Write what the next step reads of weights that were updated."""
+    if working is None:
+        return
+    working.copy_(master if scale is None else master * scale)
+    if turned is not None:
+        inputs, outputs, high, wide = turned.shape
+        turn(working.view(outputs, high, wide, inputs).permute(0, 3, 1, 2), turned)
