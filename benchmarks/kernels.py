@@ -75,8 +75,14 @@ def _zeros(fused: FusedBackbone) -> list[str]:
     return []
 
 
+def _nothing(fused: FusedBackbone) -> list[str]:
+    return []
+
+
+TENSOR_BY_TENSOR = "batches copied tensor by tensor"
 #: What a change did, taken back: by the name of how it was.
 CHANGES: dict[str, Callable[[FusedBackbone], list[str]]] = {
+    TENSOR_BY_TENSOR: _nothing,
     "sums over stretches of rows": _stretches,
     "turned weights in kernels of their own": _turned_apart,
     "projections in line": _in_line,
@@ -87,6 +93,7 @@ CHANGES: dict[str, Callable[[FusedBackbone], list[str]]] = {
 def take_back(trainer: Trainer, names: list[str]) -> None:
     """Let a trainer, and the old network of its method, compute as before these changes."""
     learner = trainer.learner
+    trainer.feed.at_once = trainer.feed.at_once and TENSOR_BY_TENSOR not in names
     for network in (learner.network, getattr(learner, "teacher", None)):
         if network is None or network.fast is None:
             continue
