@@ -179,6 +179,54 @@ def _turn(working: Tensor | None, turned: Tensor | None = None) -> None:
         kernels.turn(working.view(outputs, high, wide, inputs).permute(0, 3, 1, 2), turned)
 
 
+@triton.jit
+def _loss_rows(logits, targets, weights, losses, gradient, old, size, C, BC: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BC)
+    first = tl.where(row < size, old, 0)
+    weight = tl.load(weights + tl.maximum(row - size, 0), row >= size, other=0.0)
+    weight = tl.where(row < size, 1.0 / size, weight)
+    seen = (column >= first) & (column < C)
+    value = tl.load(logits + row * C + column, seen, other=-float("inf"))
+    largest = tl.max(value, 0)
+    exponential = tl.where(seen, tl.exp(value - largest), 0.0)
+    total = tl.sum(exponential, 0)
+    target = tl.load(targets + row)
+    chosen = tl.load(logits + row * C + target)
+    tl.store(losses + row, weight * (tl.log(total) + largest - chosen))
+    out = exponential / total - tl.where(column == target, 1.0, 0.0)
+    tl.store(gradient + row * C + column, out * weight, column < C)
+
+
+def weighted_rows(
+    logits: Tensor, targets: Tensor, replay_weights: Tensor, old_classes: int, size: int
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of every row, and its gradient."""
+    logits, rows, classes = logits.contiguous(), *logits.shape
+    losses = torch.empty(rows, device=logits.device, dtype=logits.dtype)
+    gradient = torch.empty_like(logits)
+    width = triton.next_power_of_2(classes)
+    _loss_rows[(rows,)](
+        logits, targets, replay_weights, losses, gradient, old_classes, size, classes, width,
+        num_warps=1 if width <= 128 else 4,
+    )  # fmt: skip
+    return losses, gradient
+
+
+def terms(
+    logits: Tensor, targets: Tensor, replay: Tensor, old_classes: int, size: int, delta: Tensor, pulled: Tensor
+) -> tuple[Any, Tensor]:
+    """The terms of EFC's loss, summed by PyTorch."""
+    losses, gradient = weighted_rows(logits, targets, replay, old_classes, size)
+    drift = torch.dot(pulled.view(-1), delta.view(-1)) / size
+    return (drift, losses[:size].sum(), losses[size:].sum()), gradient
+
+
+def scaled(gradient: Tensor, current: Tensor, replay: Tensor, size: int) -> Tensor:
+    """The gradient of the logits, scaled by PyTorch."""
+    return torch.cat([gradient[:size] * current, gradient[size:] * replay])
+
+
 def with_earlier(*names: str) -> SimpleNamespace:
     """Return the operations of today, those called `names` as they were before."""
     return SimpleNamespace(

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from efcil.core import elastic
 from efcil.engine.hardware import choose_device, switches
 from efcil.engine.optimiser import FlatOptimiser
 from efcil.engine.trainer import Trainer
@@ -79,10 +80,28 @@ def _nothing(fused: FusedBackbone) -> list[str]:
     return []
 
 
+def _loss_in_parts(learner: Any) -> None:
+    """Let EFC's loss be summed and scaled by PyTorch."""
+    import earlier_kernels
+
+    loss = learner.loss
+
+    def earlier(batch: Any) -> Any:
+        before, elastic._on = elastic._on, lambda _: earlier_kernels
+        try:
+            return loss(batch)
+        finally:
+            elastic._on = before
+
+    learner.loss = earlier
+
+
+LOSS_IN_PARTS = "loss in more kernels"
 TENSOR_BY_TENSOR = "batches copied tensor by tensor"
 #: What a change did, taken back: by the name of how it was.
 CHANGES: dict[str, Callable[[FusedBackbone], list[str]]] = {
     TENSOR_BY_TENSOR: _nothing,
+    LOSS_IN_PARTS: _nothing,
     "sums over stretches of rows": _stretches,
     "turned weights in kernels of their own": _turned_apart,
     "projections in line": _in_line,
@@ -94,6 +113,8 @@ def take_back(trainer: Trainer, names: list[str]) -> None:
     """Let a trainer, and the old network of its method, compute as before these changes."""
     learner = trainer.learner
     trainer.feed.at_once = trainer.feed.at_once and TENSOR_BY_TENSOR not in names
+    if LOSS_IN_PARTS in names:
+        _loss_in_parts(learner)
     for network in (learner.network, getattr(learner, "teacher", None)):
         if network is None or network.fast is None:
             continue
@@ -162,8 +183,10 @@ def measure_steps(bench: Bench, table: Table, steps: int) -> float:
     for what, build in (("first-task step", bench.first), ("incremental step", lambda e: bench.efc(e, 50))):
         trainers = {}
         for name, names in variants(bench.device).items():
-            if what == "first-task step" and name == "zeros as residual":
-                continue  # its BatchNorm trains
+            if what == "first-task step" and name in ("zeros as residual", LOSS_IN_PARTS):
+                continue  # its BatchNorm trains, and its loss is another
+            if what == "incremental step" and name == "sums over stretches of rows":
+                continue  # its BatchNorm is frozen
             trainers[name] = build(ours)
             take_back(trainers[name], names)
         runs = {name: sweep(bench, trainer, steps) for name, trainer in trainers.items()}
