@@ -18,7 +18,7 @@ from efcil.network.fast.kernels import (
     _finish_gradients,
     _finish_statistics,
     _normalise_backward,
-    _reduction,
+    _Reduction,
     _rows,
 )
 
@@ -26,7 +26,13 @@ from efcil.network.fast.kernels import (
 CHANGED = ("batch_statistics", "normalise_backward", "adam", "sgd")
 
 
-def _pieces(cut: Any, rows: int) -> tuple[int, int]:
+def _reduction(channels: int) -> _Reduction:
+    if channels <= 128:
+        return _Reduction(rows=64, most=256, warps=4, stages=3)
+    return _Reduction(rows=128, most=512, warps=4, stages=1)
+
+
+def _pieces(cut: _Reduction, rows: int) -> tuple[int, int]:
     """Return the number of stretches (of whole tiles) and the rows of each."""
     per_piece = triton.cdiv(triton.cdiv(rows, cut.most), cut.rows) * cut.rows
     return triton.cdiv(rows, per_piece), per_piece

@@ -41,7 +41,15 @@ NOW, BEFORE = "as it is", "all as before"
 ATTACK_STEPS = 4
 REPEATS = 10
 #: Rows of a tile, most programs, warps and stages of a sum over rows.
-SPLITS = ((64, 256, 8, 3), (32, 512, 4, 3), (64, 512, 4, 2), (64, 128, 8, 4), (128, 128, 8, 3), (32, 1024, 4, 1))
+SPLITS = (
+    (128, 512, 4, 1),
+    (64, 256, 8, 3),
+    (32, 512, 4, 3),
+    (64, 512, 4, 2),
+    (64, 128, 8, 4),
+    (128, 128, 8, 3),
+    (32, 1024, 4, 1),
+)
 #: Images in one pass of the old network.
 LOOKS = (None, 640, 256, 128, 64)
 PIECES = (64, 128, 256, 512, 1280, 2560)

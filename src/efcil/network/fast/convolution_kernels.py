@@ -157,7 +157,7 @@ def _gather_windows(p, y, n, H, W, HO, WO, stride, padding, side: tl.constexpr, 
     tl.store(y + offset, total, inside)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit
 def _descend(x, g, y, n, length, shortest, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * n
     squares = tl.zeros([BLOCK], tl.float32)

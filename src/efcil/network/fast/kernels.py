@@ -208,7 +208,8 @@ def _reduction(channels: int) -> _Reduction:
     """Return the split that was fastest on an H200 with six streams: wide layers have few rows, so few pieces."""
     if channels <= 128:
         return _Reduction(rows=64, most=256, warps=4, stages=3)
-    return _Reduction(rows=128, most=512, warps=4, stages=1)
+    # Not more rows: with 128, a thread of the backward pass needs more registers than there are.
+    return _Reduction(rows=64, most=512, warps=4, stages=1)
 
 
 def batch_statistics(
