@@ -106,6 +106,8 @@ def test_steps_of_a_length_towards_the_targets(monkeypatch: pytest.MonkeyPatch) 
     images, targets = draw(5, 3, 8, 8), draw(5, 16, seed=1).abs()
     moved = FusedAttack(fused).towards(images, targets, steps=3, length=0.1)
     torch.testing.assert_close(moved, by_autograd_towards(backbone, images, targets, 3, 0.1), atol=1e-9, rtol=1e-9)
+    for count, steps in ((5, 0), (0, 3)):
+        assert torch.equal(FusedAttack(fused).towards(images[:count], targets[:count], steps, 0.1), images[:count])
     before, after = ((backbone(x) - targets).square().sum(dim=1) for x in (images, moved))
     assert bool((after < before).all())
 

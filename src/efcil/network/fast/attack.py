@@ -62,6 +62,8 @@ class FusedAttack:
 
         An image whose gradient is zero stays. Values are not clamped.
         """
+        if steps == 0 or len(images) == 0:
+            return images.clone()
         self._prepare()
         most = max(1, LARGEST_PIECE // (images.shape[2] * images.shape[3]))
         pieces = zip(images.split(most), targets.split(most), strict=True)
