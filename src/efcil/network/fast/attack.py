@@ -45,6 +45,7 @@ class FusedAttack:
         self.fused = cast(FusedBackbone, weakref.proxy(fused))
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
         self._pool: Any = None
+        self._used: torch.cuda.Event | None = None
 
     @torch.no_grad()
     def features_and_input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,6 +93,8 @@ class FusedAttack:
         size = min(most, max(SMALLEST_GRAPH, 1 << (len(images) - 1).bit_length()))
         key = (size, *images.shape[1:], steps, length)
         piece = self._graphs.get(key) or self._static(images, targets, size)
+        if self._used is not None:
+            torch.cuda.current_stream().wait_event(self._used)  # another stream may have used the same memory
         self._fill(piece, images, targets)
         if piece.replayed is None:
             self._graphs[key] = piece
@@ -100,7 +103,10 @@ class FusedAttack:
             piece.replayed = capture(lambda: self._steps(piece, steps, length), self._pool)
             self._fill(piece, images, targets)
         piece.replayed.replay()
-        return piece.images[: len(images)].to(images.dtype, copy=True)
+        moved = piece.images[: len(images)].to(images.dtype, copy=True)
+        self._used = torch.cuda.Event()
+        self._used.record()
+        return moved
 
     @staticmethod
     def _captures(images: Tensor) -> bool:
