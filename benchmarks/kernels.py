@@ -313,6 +313,22 @@ def plainly(network: IncrementalNetwork, half: bool, images: Tensor, targets: Te
     return images
 
 
+def measure_pooling(bench: Bench, table: Table) -> None:
+    """The max-pooling of images of 224 pixels and its backward pass, with the mask of the ReLU before it."""
+    from efcil.network.fast import kernels, operations
+
+    shape = (bench.sizes.batch, 112, 112, 64)
+    x = torch.randn(shape, device=bench.device, dtype=torch.bfloat16).permute(0, 3, 1, 2).relu()
+    other = torch.randn_like(kernels.max_pool(x)[0])
+
+    def both(module: Any) -> None:
+        pooled, places = module.max_pool(x)
+        module.unpool(pooled.clone(), other, pooled, places, x)
+
+    runs = {name: repeated(bench, partial(both, module)) for name, module in ((NOW, kernels), ("PyTorch", operations))}
+    compare(table, "max-pooling both ways, 64 x 112 x 112", in_turns(bench, runs), 1e6 / REPEATS, "us")
+
+
 def measure_attack(bench: Bench, table: Table, step_ms: float) -> None:
     """Images changed by four gradients of the old network, and its features without gradients, by size of the piece."""
     ours, pixels = bench.paths["ours"], bench.sizes.pixels
@@ -398,6 +414,7 @@ def main() -> None:
             measure_attack(bench, table, step_ms)
             if cuda:
                 measure_kernels(bench, table)
+                measure_pooling(bench, table)
     if options.output:
         table.write(options.output)
 

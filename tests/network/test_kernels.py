@@ -123,6 +123,23 @@ def test_pool_and_its_way_back(shape):
     torch.testing.assert_close(kernels.pool_mask(gradient, activation), operations.pool_mask(gradient, activation))
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 16, 1, 1), (1, 8, 12, 12)])
+@pytest.mark.parametrize("kind", ["none", "whole", "halved"])
+def test_max_pooling_and_its_way_back(shape, kind):
+    x = tensor(*shape).mul(2).round().div(2).relu()  # many values are equal, and the first of them counts
+    (pooled, places), (expected, indices) = kernels.max_pool(x), operations.max_pool(x)
+    assert torch.equal(pooled, expected)
+    gradient = tensor(*pooled.shape, seed=1)
+    shapes = {"whole": pooled.shape, "halved": halved(pooled.shape)}
+    other = tensor(*shapes[kind], seed=2) if kind in shapes else None
+    found = kernels.unpool(gradient.clone(), other, pooled, places, x)
+    torch.testing.assert_close(found, operations.unpool(gradient, other, pooled, indices, x))
+    leaf = x.clone().requires_grad_()
+    total = gradient if other is None else gradient + operations.spread(other, gradient)
+    functional.max_pool2d(leaf.relu(), 3, stride=2, padding=1).backward(total)
+    torch.testing.assert_close(found, leaf.grad)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_batch_normalisation_forwards_and_backwards(shape):
     x, gradient = tensor(*shape) * 2 + 1, tensor(*shape, seed=1)

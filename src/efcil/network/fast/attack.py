@@ -158,7 +158,8 @@ class FusedAttack:
                 other = operations.project_input(summed, fused._weight(block.shortcut_conv))
         images, _, out, *places = saved.activations[0]
         if places:
-            down, other = fused._unpool(down, other, out, places[0]), None
+            pooled = saved.activations[1][0]
+            down, other = operations.unpool(down, other, pooled, places[0], out), None
         first = fused.backbone.conv1
         return operations.stem_input(
             down, out, other, fused.weights[0], images.shape[2:], first.stride[0], int(first.padding[0])

@@ -336,7 +336,7 @@ class FusedBackbone:
         x, stem = layer(images, self.backbone.conv1, None)
         entered: tuple[Any, ...] = (images, stem, x)
         if self.backbone.large_images:
-            x, places = functional.max_pool2d(x, 3, stride=2, padding=1, return_indices=True)
+            x, places = self.operations.max_pool(x)
             entered += (places,)
         if keep:
             saved.activations.append(entered)
@@ -481,16 +481,12 @@ class FusedBackbone:
             walk.join()
         images, stem, out, *places = saved.activations[0]
         if places:
-            down, other = self._unpool(down, other, out, places[0]), None
+            pooled = saved.activations[1][0]
+            down, other = self.operations.unpool(down, other, pooled, places[0], out), None
+            out = None  # the ReLU is done
         through, _ = walk.enter(down, stem, self.backbone.conv1, out, other, plain_relu=other is None)
         walk.stem(through, images, self.backbone.conv1)
         walk.finish()
-
-    @staticmethod
-    def _unpool(gradient: Tensor, other: Tensor | None, x: Tensor, places: Tensor) -> Tensor:
-        """Backward pass of the max-pooling of `x`, whose result has the gradient `gradient` (+ `other`)."""
-        total = gradient if other is None else gradient + operations.spread(other, gradient)
-        return torch.ops.aten.max_pool2d_with_indices_backward(total, x, [3, 3], [2, 2], [1, 1], [1, 1], False, places)
 
 
 class _Backward:

@@ -34,6 +34,7 @@ __all__ = [
     "bias_relu",
     "descend",
     "mask",
+    "max_pool",
     "normalise_backward",
     "normalise_relu",
     "pool",
@@ -46,6 +47,7 @@ __all__ = [
     "stem_input",
     "stem_weight",
     "turn",
+    "unpool",
 ]
 
 # Measured on an H200 for the shapes of a ResNet-18 at batch 256.
@@ -141,6 +143,76 @@ def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
     channels, area = activation.shape[1], activation.shape[2] * activation.shape[3]
     grid = (triton.cdiv(out.numel(), 1024),)
     _pool_mask[grid](gradient, activation, out, out.numel(), area, channels, 1.0 / area, 1024, num_warps=4)
+    return out
+
+
+@triton.jit
+def _max_pool(x, y, places, n, H, W, HO, WO, C: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    channel, pixel = offset % C, offset // C
+    line, column, image = pixel // WO % HO * 2 - 1, pixel % WO * 2 - 1, pixel // (WO * HO)
+    largest = tl.full([BLOCK], -float("inf"), tl.float32)
+    chosen = tl.zeros([BLOCK], tl.int32)
+    for tap in tl.static_range(9):
+        row, place = line + tap // 3, column + tap % 3
+        there = inside & (row >= 0) & (row < H) & (place >= 0) & (place < W)
+        source = ((image * H + row) * W + place) * C + channel
+        value = tl.load(x + source, there, other=-float("inf")).to(tl.float32)
+        chosen = tl.where(value > largest, tap, chosen)
+        largest = tl.maximum(value, largest, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(y + offset, largest.to(y.dtype.element_ty), inside)
+    tl.store(places + offset, chosen.to(tl.uint8), inside)
+
+
+def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See operations.max_pool; the second result says which of the nine pixels of a window it was."""
+    x = dense(x)
+    batch, channels, height, width = x.shape
+    high, wide = (height + 1) // 2, (width + 1) // 2
+    out = torch.empty(batch, high, wide, channels, device=x.device, dtype=x.dtype).permute(0, 3, 1, 2)
+    places = torch.empty_like(out, dtype=torch.uint8)
+    grid = (triton.cdiv(out.numel(), 1024),)
+    _max_pool[grid](x, out, places, out.numel(), height, width, high, wide, channels, 1024, num_warps=4)
+    return out, places
+
+
+@triton.jit
+def _unpool(g, o, p, places, y, n, H, W, HO, WO, C: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    channel, pixel = offset % C, offset // C
+    line, column, image = pixel // W % H + 1, pixel % W + 1, pixel // (W * H)
+    total = tl.zeros([BLOCK], tl.float32)
+    for tap in tl.static_range(9):
+        top, left = line - tap // 3, column - tap % 3
+        there = inside & (top >= 0) & (left >= 0) & (top % 2 == 0) & (left % 2 == 0)
+        there = there & (top // 2 < HO) & (left // 2 < WO)
+        window = (image * HO + top // 2) * WO + left // 2
+        source = window * C + channel
+        # Loads depend on the pixel alone, not on what was chosen there: so they are of several channels at once.
+        chosen = tl.load(places + source, there, other=9).to(tl.int32) == tap
+        chosen = chosen & (tl.load(p + source, there, other=0.0) > 0)
+        value = tl.load(g + source, there, other=0.0).to(tl.float32)
+        if OTHER == 1:
+            value += tl.load(o + source, there, other=0.0).to(tl.float32)
+        if OTHER == 2:
+            even, halved_pixel = halved(window, HO, WO)
+            value += tl.load(o + halved_pixel * C + channel, there & even, other=0.0).to(tl.float32)
+        total += tl.where(chosen, value, 0.0)
+    tl.store(y + offset, total.to(y.dtype.element_ty), inside)
+
+
+def unpool(gradient: Tensor, other: Tensor | None, pooled: Tensor, places: Tensor, x: Tensor) -> Tensor:
+    """See operations.unpool."""
+    gradient, pooled, x = dense(gradient), dense(pooled), dense(x)
+    o = gradient if other is None else dense(other)
+    out = torch.empty_like(x)
+    grid = (triton.cdiv(out.numel(), 1024),)
+    _unpool[grid](
+        gradient, o, pooled, places, out, out.numel(), *x.shape[2:], *pooled.shape[2:], x.shape[1],
+        kind(other, gradient), 1024, num_warps=4,
+    )  # fmt: skip
     return out
 
 

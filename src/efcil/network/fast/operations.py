@@ -124,6 +124,20 @@ def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
     return (spread * (activation > 0)).contiguous(memory_format=torch.channels_last)
 
 
+def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest values of windows of 3 x 3 at every other pixel, and which they were, for `unpool`."""
+    return functional.max_pool2d(x, 3, stride=2, padding=1, return_indices=True)
+
+
+def unpool(gradient: Tensor, other: Tensor | None, pooled: Tensor, places: Tensor, x: Tensor) -> Tensor:
+    """Backward pass of `max_pool`, which made `pooled` of `x`, and of the ReLU before it.
+
+    The gradient of `pooled` is `gradient` (+ `other`, as in `mask`). Where `pooled` is zero, ReLU's was.
+    """
+    total = mask(gradient, pooled, other)
+    return torch.ops.aten.max_pool2d_with_indices_backward(total, x, [3, 3], [2, 2], [1, 1], [1, 1], False, places)
+
+
 def batch_statistics(
     x: Tensor,
     gamma: Tensor,
