@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py --output benchmarks/results/kernels-h200.csv                 # 32 pixels
     python benchmarks/kernels.py --pixels 64 --output benchmarks/results/kernels-64-h200.csv
+    python benchmarks/kernels.py --parts attack            # only one of steps, attack, kernels
     python benchmarks/kernels.py --tune --seconds 60       # other ways to split BatchNorm's sums
     python benchmarks/kernels.py --small                   # on a laptop: only that it runs
 
@@ -40,6 +41,7 @@ from speed import BY_PIXELS, SMALL, Bench, Table
 NOW, BEFORE = "as it is", "all as before"
 ATTACK_STEPS = 4
 REPEATS = 10
+PARTS = ("steps", "attack", "kernels")
 #: Rows of a tile, most programs, warps and stages of a sum over rows.
 SPLITS = (
     (128, 512, 4, 1),
@@ -184,10 +186,9 @@ def sweep(bench: Bench, trainer: Trainer, steps: int) -> Callable[[], None]:
     return run
 
 
-def measure_steps(bench: Bench, table: Table, steps: int) -> float:
-    """Steps of both kinds of task in all variants; returns the milliseconds of a later one as it is."""
+def measure_steps(bench: Bench, table: Table, steps: int) -> None:
+    """Steps of both kinds of task in all variants, and whole epochs of later ones."""
     ours = bench.paths["ours"]
-    later = 0.0
     for what, build in (("first-task step", bench.first), ("incremental step", lambda e: bench.efc(e, 50))):
         trainers = {}
         for name, names in variants(bench.device).items():
@@ -199,9 +200,7 @@ def measure_steps(bench: Bench, table: Table, steps: int) -> float:
             take_back(trainers[name], names)
         runs = {name: sweep(bench, trainer, steps) for name, trainer in trainers.items()}
         count = min(steps, trainers[NOW].feed.block_steps - 1)
-        seconds = in_turns(bench, runs)
-        compare(table, what, seconds, 1e3 / count, "ms")
-        later = 1e3 * seconds[NOW] / count
+        compare(table, what, in_turns(bench, runs), 1e3 / count, "ms")
         if what == "incremental step":
             epochs = 2
             for trainer in trainers.values():
@@ -210,7 +209,6 @@ def measure_steps(bench: Bench, table: Table, steps: int) -> float:
             runs = {name: trainers[name].run for name in (NOW, BEFORE) if name in trainers}
             compare(table, "whole epochs, per step", in_turns(bench, runs, 3), 1e3 / (epochs * each), "ms")
             measure_looks(bench, table, trainers[NOW])
-    return later
 
 
 def measure_looks(bench: Bench, table: Table, trainer: Trainer) -> None:
@@ -329,7 +327,7 @@ def measure_pooling(bench: Bench, table: Table) -> None:
     compare(table, "max-pooling both ways, 64 x 112 x 112", in_turns(bench, runs), 1e6 / REPEATS, "us")
 
 
-def measure_attack(bench: Bench, table: Table, step_ms: float) -> None:
+def measure_attack(bench: Bench, table: Table) -> None:
     """Images changed by four gradients of the old network, and its features without gradients, by size of the piece."""
     ours, pixels = bench.paths["ours"], bench.sizes.pixels
     trainer = bench.efc(ours, 50)
@@ -338,6 +336,9 @@ def measure_attack(bench: Bench, table: Table, step_ms: float) -> None:
     fused = network.fast
     assert fused is not None
     attack, size = FusedAttack(fused), network.feature_size
+    steps = min(20, trainer.feed.block_steps - 1)
+    step = in_turns(bench, {"step": sweep(bench, trainer, steps)}, 3)["step"] / steps
+    table.add("incremental step", "beside it", 1e3 * step, "ms")
     most = 256 if bench.sizes == SMALL else PIECES[-1]
 
     def draw(count: int) -> tuple[Tensor, Tensor]:
@@ -354,7 +355,7 @@ def measure_attack(bench: Bench, table: Table, step_ms: float) -> None:
         what = f"{ATTACK_STEPS} gradients of {count} images"
         seconds = in_turns(bench, runs)
         compare(table, what, seconds, 1e3, "ms")
-        share = 1e3 * seconds["fused"] * batch / count / step_ms
+        share = seconds["fused"] * batch / count / step
         table.add(what, f"for {batch} images, training steps", share, "x")
         table.add(what, f"one gradient of {batch} images, training steps", share / ATTACK_STEPS, "x")
     total, _ = draw(most)
@@ -398,6 +399,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--pixels", type=int, choices=sorted(BY_PIXELS), default=32, help="size of the images")
     parser.add_argument("--small", action="store_true", help="slim network, small images, few steps")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument("--tune", action="store_true", help="only try other ways to split BatchNorm's sums (GPU only)")
     parser.add_argument("--seconds", type=float, default=60.0, help="begin no other way to split after this time")
     parser.add_argument("--output", type=Path, help="CSV file to write")
@@ -410,9 +412,11 @@ def main() -> None:
         if options.tune:
             tune(bench, table, options.seconds)
         else:
-            step_ms = measure_steps(bench, table, 60 if bench.sizes.pixels <= 32 else 20)
-            measure_attack(bench, table, step_ms)
-            if cuda:
+            if "steps" in options.parts:
+                measure_steps(bench, table, 60 if bench.sizes.pixels <= 32 else 20)
+            if "attack" in options.parts:
+                measure_attack(bench, table)
+            if "kernels" in options.parts and cuda:
                 measure_kernels(bench, table)
                 measure_pooling(bench, table)
     if options.output:

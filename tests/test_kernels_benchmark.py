@@ -20,7 +20,7 @@ TINY = speed.Sizes("slim", 8, 60, 16, 2, 40)
 def test_changed_images_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(kernels, "PIECES", (16, 32))
     bench, table = speed.Bench(torch.device("cpu"), TINY), speed.Table()
-    kernels.measure_attack(bench, table, 1.0)
+    kernels.measure_attack(bench, table)
     variants = [row["variant"] for row in table.rows]
     assert variants.count("fused") == 2
     assert variants[-2:] == ["pieces of 16", "pieces of 32"]

@@ -123,6 +123,30 @@ def test_a_step_with_kernels_is_one_with_plain_operations(large: bool, training:
     torch.testing.assert_close(ends[1], ends[0], atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there are streams")
+@pytest.mark.parametrize("training", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
+def test_projections_beside_other_work_change_no_bit(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    ends = []
+    for beside in (True, False):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            backbone = ResNet((64, 128, 256, 512)).cuda().to(memory_format=torch.channels_last).train(training)
+        fused = FusedBackbone(backbone, torch.bfloat16)
+        fused.train_convolutions()
+        if not beside:
+            fused._branch = None
+        for number in range(3):  # memory is used again
+            fused.zero_grad()
+            images = draw(64, 3, 32, 32, seed=number, dtype=torch.float32).cuda()
+            fused(images).square().sum().backward()
+            ends.append((fused.gradient.clone(), fused.norm_gradient.clone()))
+    for left, right in zip(ends[:3], ends[3:], strict=True):
+        assert float(left[0].abs().max()) > 0
+        assert torch.equal(left[0], right[0])
+        assert torch.equal(left[1], right[1])
+
+
 def test_turned_weights_follow_the_weights() -> None:
     backbone = make(torch.float64).train()
     fused = FusedBackbone(backbone, torch.float64)
