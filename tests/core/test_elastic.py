@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from efcil.core.elastic import elastic_loss, weighted_rows
+from efcil.core import elastic
+from efcil.core.elastic import elastic_loss
 
 
 def problem(dtype=torch.float64, size=5, previous=3, prototypes=6, old=4, new=3, features=7, seed=0):
@@ -65,18 +66,41 @@ def test_no_drift_no_penalty():
     assert elastic_loss(**arguments)[0] == 0
 
 
-def test_kernel_agrees_with_the_plain_version():
+@pytest.mark.parametrize(("replayed", "features"), [(9, 7), (300, 64)])
+def test_kernels_agree_with_the_plain_version(replayed, features):
     pytest.importorskip("triton", reason="Triton is not installed here; the plain version is used instead")
     from efcil.core import elastic_kernel
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(14, 9, generator=generator) * 3
-    targets = torch.randint(0, 9, (14,), generator=generator)
+    logits = torch.randn(5 + replayed, 9, generator=generator) * 3
+    targets = torch.randint(0, 9, (5 + replayed,), generator=generator)
     targets[:5] = 4 + targets[:5] % 5
-    weights = torch.rand(9, generator=generator)
-    plain = weighted_rows(logits, targets, weights, 4, 5)
+    weights = torch.rand(replayed, generator=generator)
+    delta, pulled = torch.randn(2, 5, features, generator=generator)
+    plain = elastic.terms(logits, targets, weights, 4, 5, delta, pulled)
     moved = [t.to(device) for t in (logits, targets, weights)]
-    fast = elastic_kernel.weighted_rows(*moved, 4, 5)
+    fast = elastic_kernel.terms(*moved, 4, 5, delta.to(device), pulled.to(device))
     torch.testing.assert_close([t.cpu() for t in fast], list(plain))
     assert (fast[1][:5, :4] == 0).all()
+    factors = torch.tensor([0.5, 3.0])
+    expected = elastic.scaled(plain[1], *factors, 5)
+    found = elastic_kernel.scaled(plain[1].to(device), *factors.to(device), 5)
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_the_loss_with_kernels_is_the_loss_without(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed here; the plain version is used instead")
+    ends = []
+    for compiled in (False, True):
+        monkeypatch.setattr(elastic, "compiled", lambda _, compiled=compiled: compiled)
+        arguments = problem(torch.float32)
+        if torch.cuda.is_available():
+            arguments = {
+                name: value.detach().cuda().requires_grad_(value.requires_grad) if torch.is_tensor(value) else value
+                for name, value in arguments.items()
+            }
+        terms = elastic_loss(**arguments)
+        sum(f * t for f, t in zip((0.5, 2, 3), terms, strict=True)).backward()
+        ends.append((torch.stack(terms).detach(), arguments["features"].grad, arguments["weight"].grad))
+    torch.testing.assert_close(ends[1], ends[0], atol=1e-4, rtol=1e-4)

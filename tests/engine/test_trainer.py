@@ -22,7 +22,6 @@ from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.data.store import TaskImages
 from efcil.engine import feed as feed_module
-from efcil.engine.capture import CapturedStepRunner
 from efcil.engine.checkpoint import restore_training, training_tensors
 from efcil.engine.feed import Feed
 from efcil.engine.first_task import FirstTask
@@ -33,6 +32,7 @@ from efcil.methods import get, incremental
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
 from efcil.network import fast
 from efcil.network.backbones import make_backbone
+from efcil.network.fast.graphs import capture
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet
 from efcil.settings import Recipe
@@ -587,7 +587,7 @@ def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     class Graph:
-        def capture_begin(self, capture_error_mode: str) -> None:
+        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
             calls.append("begin")
 
         def capture_end(self) -> None:
@@ -605,7 +605,7 @@ def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1)
     with pytest.raises(torch.OutOfMemoryError):
-        CapturedStepRunner(CPU, BATCH)._capture(fail, BATCH)
+        capture(fail)
     assert calls == ["begin", "end"]
     assert gc.isenabled()
 

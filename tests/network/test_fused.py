@@ -123,6 +123,30 @@ def test_a_step_with_kernels_is_one_with_plain_operations(large: bool, training:
     torch.testing.assert_close(ends[1], ends[0], atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there are streams")
+@pytest.mark.parametrize("training", [True, False], ids=["BatchNorm trains", "BatchNorm folded"])
+def test_projections_beside_other_work_change_no_bit(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    ends = []
+    for beside in (True, False):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            backbone = ResNet((64, 128, 256, 512)).cuda().to(memory_format=torch.channels_last).train(training)
+        fused = FusedBackbone(backbone, torch.bfloat16)
+        fused.train_convolutions()
+        if not beside:
+            fused._branch = None
+        for number in range(3):  # memory is used again
+            fused.zero_grad()
+            images = draw(64, 3, 32, 32, seed=number, dtype=torch.float32).cuda()
+            fused(images).square().sum().backward()
+            ends.append((fused.gradient.clone(), fused.norm_gradient.clone()))
+    for left, right in zip(ends[:3], ends[3:], strict=True):
+        assert float(left[0].abs().max()) > 0
+        assert torch.equal(left[0], right[0])
+        assert torch.equal(left[1], right[1])
+
+
 def test_turned_weights_follow_the_weights() -> None:
     backbone = make(torch.float64).train()
     fused = FusedBackbone(backbone, torch.float64)
@@ -365,9 +389,12 @@ def test_nothing_is_kept_of_a_look_without_gradients(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_cudnn_is_asked_only_for_what_it_does_safely(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
     asked: list[str] = []
+    read: list[bool] = []
 
     def add_relu(x: Tensor, weight: Tensor, z: Tensor, alpha: float, bias: Tensor, *shape: object) -> Tensor:
         asked.append("residual")
+        assert bool(torch.isfinite(z).all())
+        read.append(z is x)
         return (functional.conv2d(x, weight, bias, *shape) + alpha * z).relu()  # type: ignore[arg-type]
 
     def relu(x: Tensor, weight: Tensor, bias: Tensor, *shape: object) -> Tensor:
@@ -384,6 +411,8 @@ def test_cudnn_is_asked_only_for_what_it_does_safely(monkeypatch: pytest.MonkeyP
     images = draw(4, 3, 8, 8)
     torch.testing.assert_close(fused(images), backbone(images))
     assert asked == ([] if deterministic else ["residual"] * (2 * len(backbone.blocks)))
+    # A first convolution that keeps the shape reads its own input once more instead of a residual of zeros.
+    assert read == ([] if deterministic else [True, False, False, False, True, False])
 
 
 def test_batches_beyond_the_reach_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,6 +427,11 @@ def test_batches_beyond_the_reach_of_the_kernels(monkeypatch: pytest.MonkeyPatch
         run = fused.run_forward
         monkeypatch.setattr(fused, "run_forward", lambda x, keep: (sizes.append(len(x)), run(x, keep))[1])
         torch.testing.assert_close(fused(images), expected)
-    assert sizes == [2, 2, 1]
+        assert sizes == [2, 2, 1]
+        monkeypatch.setattr(fused_module, "LARGEST_TENSOR", 2**31)
+        monkeypatch.setattr(fused_module, "LARGEST_LOOK", 3 * 8 * 8 + 1)
+        torch.testing.assert_close(fused(images), expected)
+    assert sizes[3:] == [3, 2]
+    monkeypatch.setattr(fused_module, "LARGEST_TENSOR", 2 * 8 * 8 * 8 + 1)
     with pytest.raises(TrainingError, match="5 images of 8 pixels is too large for the fused network, which takes 2"):
         fused(images)

@@ -88,12 +88,56 @@ def test_the_first_convolution_forwards_and_backwards(shape, outputs, side, stri
     torch.testing.assert_close(fast, plain, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("side", "stride", "padding"), [(3, 1, 1), (7, 2, 3)])
+@pytest.mark.parametrize("kind", ["none", "whole", "halved"])
+@pytest.mark.parametrize(("outputs", "size"), [(16, (8, 8)), (80, (9, 7))])
+def test_gradients_of_images(outputs, size, kind, side, stride, padding):
+    weight = tensor(outputs, 3, side, side, seed=1)
+    shape = (5, outputs, *((length + 2 * padding - side) // stride + 1 for length in size))
+    gradient, activation = tensor(*shape), tensor(*shape, seed=2)
+    other = {"none": None, "whole": tensor(*shape, seed=3), "halved": tensor(*halved(shape), seed=3)}[kind]
+    arguments = (gradient, activation, other, weight, size, stride, padding)
+    torch.testing.assert_close(
+        kernels.stem_input(*arguments), exact(operations.stem_input, *arguments), atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 8, 8), (2, 3, 33, 35)])
+def test_steps_down_a_gradient(shape):
+    ends = []
+    for module in (operations, kernels):
+        images, gradient, working = tensor(*shape), tensor(*shape, seed=1), tensor(*shape, seed=2).bfloat16()
+        gradient[0] = 0.0
+        module.descend(images, gradient, working, 6.0)
+        assert torch.equal(images[0], tensor(*shape)[0])
+        ends.append((images, working.float()))
+    torch.testing.assert_close(ends[1], ends[0], atol=1e-5, rtol=1e-2)
+    torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pool_and_its_way_back(shape):
     activation = tensor(*shape).relu()
     torch.testing.assert_close(kernels.pool(activation), operations.pool(activation))
     gradient = tensor(shape[0], shape[1], seed=1)
     torch.testing.assert_close(kernels.pool_mask(gradient, activation), operations.pool_mask(gradient, activation))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 16, 1, 1), (1, 8, 12, 12)])
+@pytest.mark.parametrize("kind", ["none", "whole", "halved"])
+def test_max_pooling_and_its_way_back(shape, kind):
+    x = tensor(*shape).mul(2).round().div(2).relu()  # many values are equal, and the first of them counts
+    (pooled, places), (expected, indices) = kernels.max_pool(x), operations.max_pool(x)
+    assert torch.equal(pooled, expected)
+    gradient = tensor(*pooled.shape, seed=1)
+    shapes = {"whole": pooled.shape, "halved": halved(pooled.shape)}
+    other = tensor(*shapes[kind], seed=2) if kind in shapes else None
+    found = kernels.unpool(gradient.clone(), other, pooled, places, x)
+    torch.testing.assert_close(found, operations.unpool(gradient, other, pooled, indices, x))
+    leaf = x.clone().requires_grad_()
+    total = gradient if other is None else gradient + operations.spread(other, gradient)
+    functional.max_pool2d(leaf.relu(), 3, stride=2, padding=1).backward(total)
+    torch.testing.assert_close(found, leaf.grad)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -139,6 +183,33 @@ def test_optimisers(with_scale, rule):
         results.append((master, first, second, working.float()))
     torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-2)
     torch.testing.assert_close(results[1][0], results[0][0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("with_scale", [False, True])
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 8), (40, 72)])
+def test_optimisers_write_turned_weights_too(outputs, inputs, rule, with_scale):
+    size = outputs * 9 * inputs
+    results = []
+    for module, together in ((operations, False), (operations, True), (kernels, True)):
+        master, first, second = tensor(size), tensor(size, seed=1) * 0.1, tensor(size, seed=2).abs()
+        gradient, hyper = tensor(size, seed=3).bfloat16(), torch.tensor([1e-2, 1.5], device=DEVICE)
+        scale = tensor(outputs, seed=4) if with_scale else None
+        working = torch.zeros(size, dtype=torch.bfloat16, device=DEVICE)
+        turned = torch.zeros(inputs, 3, 3, outputs, dtype=torch.bfloat16, device=DEVICE).permute(0, 3, 1, 2)
+        wanted = turned if together else None
+        if rule == "adam":
+            module.adam(master, gradient, first, second, hyper, (0.9, 0.999), 1e-8, 1e-3, scale, working, wanted)
+        else:
+            module.sgd(master, gradient, first, hyper, 0.9, 1e-3, scale, working, wanted)
+        weight = working.view(outputs, 3, 3, inputs).permute(0, 3, 1, 2)
+        if not together:
+            operations.turn(weight, turned)
+        assert torch.equal(turned, weight.flip(2, 3).transpose(0, 1))
+        results.append((master, first, second, working.float()))
+    for found in results[1:]:
+        torch.testing.assert_close(found, results[0], atol=1e-5, rtol=1e-2)
+        torch.testing.assert_close(found[0], results[0][0], atol=1e-6, rtol=1e-5)
 
 
 def test_adam_is_torch_adam():

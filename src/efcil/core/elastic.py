@@ -1,11 +1,12 @@
 """The loss of EFC as one differentiable operation: drift penalty and PR-ACE, with their gradient written out.
 
 Composed from elementary operations this loss takes some ninety small kernels forwards and backwards, a tenth of a
-training step on a GPU. All of it is known in closed form, so here it takes a dozen.
+training step on a GPU. All of it is known in closed form, so here it takes ten.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -52,21 +53,56 @@ class _Elastic(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         size = len(old_features)
         rows = torch.cat([features, prototypes])
-        losses, gradient = weighted_rows(rows @ weight.T, targets, replay_weights, old_classes, size)
         delta = features[:size] - old_features
         pulled = delta @ penalty
+        ctx.functions = _on(rows.device)
+        terms, gradient = ctx.functions.terms(
+            rows @ weight.T, targets, replay_weights, old_classes, size, delta, pulled
+        )
         ctx.save_for_backward(rows, weight, gradient, pulled)
         ctx.images = len(features)
-        return torch.dot(pulled.view(-1), delta.view(-1)) / size, losses[:size].sum(), losses[size:].sum()
+        return terms[0], terms[1], terms[2]
 
     @staticmethod
     def backward(ctx: Any, drift: Tensor, current: Tensor, replay: Tensor) -> tuple[Any, ...]:
         rows, weight, gradient, pulled = ctx.saved_tensors
         size = len(pulled)
-        gradient = torch.cat([gradient[:size] * current, gradient[size:] * replay])
+        gradient = ctx.functions.scaled(gradient, current, replay, size)
         for_features = gradient[: ctx.images] @ weight
         for_features[:size].addcmul_(pulled, drift, value=2.0 / size)
         return for_features, gradient.T @ rows, None, None, None, None, None, None
+
+
+def _on(device: torch.device) -> Any:
+    """Return what has `terms` and `scaled` for a device: the kernels, if they can be compiled, else this module."""
+    if not compiled(device):
+        return sys.modules[__name__]
+    from efcil.core import elastic_kernel
+
+    return elastic_kernel
+
+
+def terms(
+    logits: Tensor,
+    targets: Tensor,
+    replay_weights: Tensor,
+    old_classes: int,
+    size: int,
+    delta: Tensor,
+    pulled: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return drift, current and replay (3,), and the gradient of the last two with respect to the logits.
+
+    `delta` (size, n) is how far features have moved, `pulled` the same times the penalty matrix.
+    """
+    losses, gradient = weighted_rows(logits, targets, replay_weights, old_classes, size)
+    drift = torch.dot(pulled.view(-1), delta.view(-1)) / size
+    return torch.stack([drift, losses[:size].sum(), losses[size:].sum()]), gradient
+
+
+def scaled(gradient: Tensor, current: Tensor, replay: Tensor, size: int) -> Tensor:
+    """Return the gradient of the logits, its first `size` rows times `current`, the others times `replay`."""
+    return torch.cat([gradient[:size] * current, gradient[size:] * replay])
 
 
 def weighted_rows(
@@ -77,10 +113,6 @@ def weighted_rows(
     The first `size` rows count 1 / size each and include only classes from `old_classes` on; the others have
     `replay_weights` and include all classes.
     """
-    if compiled(logits.device):
-        from efcil.core.elastic_kernel import weighted_rows as fast
-
-        return fast(logits, targets, replay_weights, old_classes, size)
     weights = torch.cat([replay_weights.new_full((size,), 1.0 / size), replay_weights])
     logits = logits.clone()
     logits[:size, :old_classes] = -torch.inf

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from efcil.engine.execution import Execution
+from efcil.network.fast.graphs import capture
 
 WARM_UP_STEPS = 3
 
@@ -54,29 +53,8 @@ class CapturedStepRunner(StepRunner):
                 self.eager_steps[length] = eager + 1
                 compute(self.place, length)
                 return
-            graph = self.graphs[length] = self._capture(compute, length)
+            graph = self.graphs[length] = capture(lambda: compute(self.place, length))
         graph.replay()
-
-    def _capture(self, compute: Compute, length: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.current_stream().synchronize()
-        if torch.cuda.mem_get_info()[0] < torch.cuda.max_memory_allocated():
-            torch.cuda.empty_cache()  # a capture gets its own memory, and cannot reuse what eager steps left
-        collecting = gc.isenabled()
-        gc.disable()  # a tensor freed by the collector during a capture would invalidate it
-        try:
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                compute(self.place, length)
-            except BaseException:
-                with suppress(RuntimeError):  # else the stream would stay in capture mode, where all else fails
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        finally:
-            if collecting:
-                gc.enable()
-        return graph
 
 
 def step_runner(execution: Execution, batch_size: int) -> StepRunner:

@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from efcil import seeds
+from efcil.compiled import compiled
 from efcil.data.store import TaskImages, View
 from efcil.data.tiers import DEVICE
 from efcil.methods.base import Batch, Method, Piece, Plan, Task
+
+if TYPE_CHECKING:
+    from efcil.engine.gather_kernel import Gathering
 
 BLOCK = 128
 LARGE_BLOCK = 16
@@ -83,6 +88,9 @@ class Feed:
             length: torch.cat([place[:length] + batch_size, place[: self.repeats]])
             for length in {batch_size, self.remainder or batch_size}
         }
+        #: Whether a captured step's batch is copied by one kernel, and not tensor by tensor.
+        self.at_once = compiled(data.device)
+        self._gathered: dict[int, tuple[dict[str, Tensor], Gathering]] = {}
         self._piece = min(FROZEN_PIECE, data.chunk_size())
         if task.index > 0:
             with torch.no_grad():
@@ -236,6 +244,8 @@ class Feed:
                 {name: value[place] for name, value in self.draws.items()},
                 self.label_smoothing,
             )
+        if self.at_once:
+            return self._batch_at_once(place, length)
         rows = self._rows[length] + place * size
         labels = self.labels.index_select(0, rows)
         return Batch(
@@ -246,6 +256,41 @@ class Feed:
             {name: value.index_select(0, place)[0] for name, value in self.draws.items()},
             self.label_smoothing,
         )
+
+    def _batch_at_once(self, place: Tensor, length: int) -> Batch:
+        """As `batch`, by one kernel that writes to the same memory in every step.
+
+        The table of addresses is made in the first step of a length, which is not captured.
+        """
+        tensors, gathering = self._gathered.get(length) or self._gather(length)
+        gathering.run(place)
+        frozen = {name: tensors[f"frozen/{name}"] for name in self.frozen}
+        draws = {name: tensors[f"draws/{name}"][0] for name in self.draws}
+        labels = tensors["labels"]
+        return Batch(tensors["images"], labels[:length], labels[length:], frozen, draws, self.label_smoothing)
+
+    def _gather(self, length: int) -> tuple[dict[str, Tensor], Gathering]:
+        from efcil.engine.gather_kernel import Gathering, Part
+
+        size, tensors, parts = self.batch_size, {}, []
+        for name, source in (("images", self.images), ("labels", self.labels)):
+            whole = tensors[name] = self._like(source, length + self.repeats)
+            parts.append(Part(source, whole[:length], size, size))
+            if self.repeats:
+                parts.append(Part(source, whole[length:], size, 0))
+        for name, source in self.frozen.items():
+            part = tensors[f"frozen/{name}"] = self._like(source, length)
+            parts.append(Part(source, part, size, size))
+        for name, source in self.draws.items():
+            part = tensors[f"draws/{name}"] = self._like(source, 1)
+            parts.append(Part(source, part, 1, 0))
+        self._gathered[length] = tensors, Gathering(parts)
+        return self._gathered[length]
+
+    @staticmethod
+    def _like(source: Tensor, rows: int) -> Tensor:
+        """Return memory for rows of a tensor, each laid out as there."""
+        return source.new_empty_strided((rows, *source.shape[1:]), source.stride()).zero_()
 
 
 @cache

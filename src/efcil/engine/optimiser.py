@@ -295,8 +295,8 @@ class FlatOptimiser(Optimiser):
         self._moved = True
         increment_version(self.segments[0].parameters[index])
         scales, part = self.segments[0].scales, slice(self._ends[index], self._ends[index + 1])
-        self._move(0, part, gradient, None if scales is None else scales[index], self.fused.working[part])
-        self.fused.turn(index)
+        scale = None if scales is None else scales[index]
+        self._move(0, part, gradient, scale, self.fused.working[part], self.fused.turned(index))
 
     @torch.no_grad()
     def step(self) -> None:
@@ -364,17 +364,25 @@ class FlatOptimiser(Optimiser):
         for index in range(len(self.fused.convolutions) if segment.working is not None else 0):
             self.fused.turn(index)
 
-    def _move(self, number: int, part: slice, gradient: Tensor, scale: Tensor | None, working: Tensor | None) -> None:
+    def _move(
+        self,
+        number: int,
+        part: slice,
+        gradient: Tensor,
+        scale: Tensor | None,
+        working: Tensor | None,
+        turned: Tensor | None = None,
+    ) -> None:
         segment, recipe = self.segments[number], self.recipe
         if recipe.optimiser == "adam":
             self.operations.adam(
                 segment.master[part], gradient, segment.first[part], segment.second[part], self._rates[number],
-                BETAS, EPSILON, recipe.weight_decay, scale, working,
+                BETAS, EPSILON, recipe.weight_decay, scale, working, turned,
             )  # fmt: skip
         else:
             self.operations.sgd(
                 segment.master[part], gradient, segment.first[part], self._rates[number],
-                recipe.momentum, recipe.weight_decay, scale, working,
+                recipe.momentum, recipe.weight_decay, scale, working, turned,
             )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from efcil import ranks
 from efcil.core.pseudo_old import descend
+from efcil.network.fast.attack import attack_on
 from efcil.network.incremental import IncrementalNetwork
 
 #: Pixels that pass through the network together: activations of 512 images of 32 pixels take about 2 GB in bfloat16.
@@ -18,7 +21,7 @@ def input_gradient(network: IncrementalNetwork, images: Tensor, targets: Tensor)
 
     The network is frozen, in eval mode and without gradients of its own, so that images do not depend on each other.
     Nothing here waits for the device or depends on values, so that it can be captured. It is computed layer by layer,
-    in bfloat16 where the network has half precision: the fused backbone gives no gradient of images.
+    in bfloat16 where the network has half precision; `towards` uses the fused backbone where it can.
     """
     with torch.enable_grad():
         leaf = images.detach().requires_grad_(True)
@@ -50,12 +53,16 @@ def towards(
     size = piece or max(1, LARGEST_PIECE // (images.shape[2] * images.shape[3]))
     size = max(size // group, 1) * group
 
-    def gradient(some: Tensor, wanted: Tensor) -> Tensor:
-        return input_gradient(network, some, wanted)
+    def move(some: Tensor, wanted: Tensor) -> Tensor:
+        fused = attack_on(network, some) if group == 1 and limits is None else None
+        if fused is not None:
+            return fused.towards(some, wanted, steps, length)
+        gradient = partial(input_gradient, network)
+        return descend(some, wanted, gradient, steps, length, group=group, limits=limits)
 
     images = images.contiguous(memory_format=torch.channels_last)
     parts = zip(images[rows].split(size), targets[rows].split(size), strict=True)
-    moved = [descend(some, wanted, gradient, steps, length, group=group, limits=limits) for some, wanted in parts]
+    moved = [move(some, wanted) for some, wanted in parts]
     own = torch.cat(moved) if moved else images[rows]
     if not ranks.several():
         return own

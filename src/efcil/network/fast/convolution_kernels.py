@@ -9,14 +9,37 @@ Sums over many rows are split and finished in a second small kernel: no atomics,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from efcil.network.fast.operations import SHORTEST
+
 _MANY_PROGRAMS = 264  # two for every multiprocessor of a large card
 _ROWS_PER_SPLIT = 512
 _MOST_SPLITS = 1024
+
+
+ABSENT, WHOLE, HALVED = 0, 1, 2
+
+
+def kind(other: Tensor | None, like: Tensor) -> int:
+    """Return whether a second gradient is absent, as large as the first, or of every other row and column."""
+    if other is None:
+        return ABSENT
+    return WHOLE if other.shape == like.shape else HALVED
+
+
+@triton.jit
+def halved(pixel, H, W):
+    """Return which pixels are on even rows and columns, and which pixel of the halved map each of those is."""
+    column = pixel % W
+    row = pixel // W % H
+    there = (row % 2 == 0) & (column % 2 == 0)
+    return there, (pixel // (W * H) * ((H + 1) // 2) + row // 2) * ((W + 1) // 2) + column // 2
 
 
 @triton.jit
@@ -84,6 +107,73 @@ def _add_parts(part, y, n, splits, BS: tl.constexpr, BLOCK: tl.constexpr):
         place = part + split[:, None] * n + offset[None, :]
         total += tl.load(place, (split < splits)[:, None] & (offset < n)[None, :], other=0.0)
     tl.store(y + offset, tl.sum(total, 0).to(y.dtype.element_ty), offset < n)
+
+
+@triton.jit(do_not_specialize=["rows", "H", "W"])
+def _masked_product(
+    g, a, o, w, y, rows, H, W, K, N: tl.constexpr, OTHER: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    k = tl.program_id(1) * BK + tl.arange(0, BK)
+    total = tl.zeros([BM, BK], tl.float32)
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        inside = (row < rows)[:, None] & (n < N)[None, :]
+        place = row[:, None] * N + n[None, :]
+        value = tl.load(g + place, inside, other=0.0).to(tl.float32)
+        if OTHER == 1:
+            value += tl.load(o + place, inside, other=0.0).to(tl.float32)
+        if OTHER == 2:
+            there, pixel = halved(row, H, W)
+            source = o + pixel[:, None] * N + n[None, :]
+            value += tl.load(source, inside & there[:, None], other=0.0).to(tl.float32)
+        value = tl.where(tl.load(a + place, inside, other=0.0) > 0, value, 0.0).to(g.dtype.element_ty)
+        weight = tl.load(w + n[:, None] * K + k[None, :], (n < N)[:, None] & (k < K)[None, :], other=0.0)
+        total = tl.dot(value, weight, total, input_precision="ieee")
+    place = y + row.to(tl.int64)[:, None] * K + k[None, :]
+    tl.store(place, total.to(y.dtype.element_ty), (row < rows)[:, None] & (k < K)[None, :])
+
+
+@triton.jit(do_not_specialize=["n", "H", "W", "HO", "WO", "stride", "padding"])
+def _gather_windows(p, y, n, H, W, HO, WO, stride, padding, side: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up, for every value of an image, what all windows that cover its pixel have for it."""
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    colour = offset % 3
+    column = offset // 3 % W + padding
+    line = offset // 3 // W % H + padding
+    image = (offset // 3 // W // H).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.float32)
+    for down in tl.static_range(side):
+        for across in tl.static_range(side):
+            top, left = line - down, column - across
+            there = inside & (top >= 0) & (left >= 0) & (top % stride == 0) & (left % stride == 0)
+            there = there & (top // stride < HO) & (left // stride < WO)
+            place = (image * HO + top // stride) * WO + left // stride
+            total += tl.load(p + (place * side * side + down * side + across) * 3 + colour, there, other=0.0).to(
+                tl.float32
+            )
+    tl.store(y + offset, total, inside)
+
+
+@triton.jit
+def _descend(x, g, y, n, length, shortest, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * n
+    squares = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, n, BLOCK):
+        offset = first + tl.arange(0, BLOCK)
+        slope = tl.load(g + start + offset, offset < n, other=0.0)
+        squares += slope * slope
+    norm = tl.sqrt(tl.sum(squares, 0))
+    factor = length / tl.maximum(norm, shortest)
+    for first in range(0, n, BLOCK):
+        offset = first + tl.arange(0, BLOCK)
+        inside = offset < n
+        slope = tl.load(g + start + offset, inside, other=0.0)
+        value = tl.load(x + start + offset, inside, other=0.0) - slope * factor
+        tl.store(x + start + offset, value, inside)
+        tl.store(y + start + offset, value.to(y.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -159,6 +249,40 @@ def stem(images: Tensor, weight: Tensor, stride: int, padding: int, bias: Tensor
 def stem_weight(gradient: Tensor, images: Tensor, side: int, stride: int, padding: int) -> Tensor:
     """See operations.stem_weight."""
     return _weight_gradient(gradient, images, side, stride, padding)
+
+
+def stem_input(
+    gradient: Tensor,
+    activation: Tensor,
+    other: Tensor | None,
+    weight: Tensor,
+    size: Sequence[int],
+    stride: int,
+    padding: int,
+) -> Tensor:
+    """See operations.stem_input. What every window has for its pixels is rounded to the type of the gradient."""
+    gradient, activation, weight = dense(gradient), dense(activation), dense(weight)
+    o = gradient if other is None else dense(other)
+    batch, outputs, high, wide = gradient.shape
+    side = weight.shape[2]
+    rows, k = batch * high * wide, 3 * side * side
+    part = torch.empty(rows, k, device=gradient.device, dtype=gradient.dtype)
+    width = _tile(k)
+    _masked_product[(triton.cdiv(rows, 128), triton.cdiv(k, width))](
+        gradient, activation, o, weight, part, rows, high, wide, k, outputs, kind(other, gradient), 128,
+        _tile(outputs), width, num_warps=4,
+    )  # fmt: skip
+    out = torch.empty(batch, *size, 3, device=gradient.device, dtype=torch.float32)
+    _gather_windows[(triton.cdiv(out.numel(), 512),)](
+        part, out, out.numel(), *size, high, wide, stride, padding, side, 512, num_warps=4
+    )
+    return out.permute(0, 3, 1, 2)
+
+
+def descend(images: Tensor, gradient: Tensor, working: Tensor, length: float) -> None:
+    """See operations.descend; all three are dense channels-last tensors."""
+    n = images[0].numel()
+    _descend[(len(images),)](images, gradient, working, n, length, SHORTEST, 1024, num_warps=4)
 
 
 def project(x: Tensor, weight: Tensor, stride: int) -> Tensor:

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,14 @@ from efcil.network import split
 from efcil.network.fast import operations
 from efcil.network.resnet import BasicBlock, BatchNorm, ResNet
 
+if TYPE_CHECKING:
+    from efcil.network.fast.attack import FusedAttack
+
 SIDE_STREAMS = 3
 LARGEST_TENSOR = 2**31 - 2**16  # offsets in kernels have 32 bits, and full tiles may extend beyond the end
+#: Most pixels (of all images together) in one pass without gradients; None: as many as the caller gives. Small passes
+#: leave multiprocessors to a training step that runs beside them, large ones take fewer launches.
+LARGEST_LOOK: int | None = None
 
 #: Priorities of CUDA streams: work that the rest of a step waits for, work that only the optimiser waits for. The
 #: preparation of later steps has the default, 0, and uses what these two leave idle.
@@ -156,6 +163,8 @@ class FusedBackbone:
         self.update: Callable[[int, Tensor], None] | None = None
         cuda = device.type == "cuda"
         self._sides = [torch.cuda.Stream(device, priority=SECOND) for _ in range(SIDE_STREAMS if cuda else 0)]
+        #: Projections run here, beside the convolutions of their block, in steps that train.
+        self._branch = torch.cuda.Stream(device, priority=FIRST) if cuda else None
         self._forward_calls = 0
         self._backward_calls = 0
         # cuDNN adds shift, residual and ReLU to a convolution for free; it needs the shift in the working type.
@@ -165,6 +174,8 @@ class FusedBackbone:
         #: The weights of convolutions of stride 1 as the backward pass needs them, once an optimiser asks for them.
         self._turned: dict[int, Tensor] = {}
         self._nothing: dict[tuple[int, ...], Tensor] = {}
+        #: Changes images by their gradient; made by the first that asks for it (attack.py).
+        self.attack: FusedAttack | None = None
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -247,6 +258,10 @@ class FusedBackbone:
             self._turned[index] = channels_last_view(flat, torch.Size((inputs, outputs, height, width)))
             self.turn(index)
 
+    def turned(self, index: int) -> Tensor | None:
+        """Return the rotated weight of a convolution, if it has one: an optimiser writes it with the weight."""
+        return self._turned.get(index)
+
     def turn(self, index: int) -> None:
         """Renew the rotated weight of a convolution that was updated; does nothing for those that have none."""
         if index in self._turned:
@@ -290,6 +305,8 @@ class FusedBackbone:
                 )
             self._forward_calls += 1
             return _Backbone.apply(images, self.anchor, self)
+        if LARGEST_LOOK is not None:
+            most = min(most, max(1, LARGEST_LOOK // images[0, 0].numel()))
         return torch.cat([self.run_forward(piece, keep=False)[0] for piece in images.split(most)])
 
     def _largest_batch(self, height: int, width: int) -> int:
@@ -309,22 +326,32 @@ class FusedBackbone:
         self._backward_calls = 0
 
     @torch.no_grad()
-    def run_forward(self, images: Tensor, keep: bool = True) -> tuple[Tensor, _Saved]:
-        """Return the features and, unless `keep` is off, what the backward pass needs: most of the memory used."""
+    def run_forward(self, images: Tensor, keep: bool = True, branch: bool = True) -> tuple[Tensor, _Saved]:
+        """Return the features and, unless `keep` is off, what the backward pass needs: most of the memory used.
+
+        Without `branch` everything runs on the current stream, and at its priority.
+        """
         saved = _Saved(images, frozen=not self.backbone.training)
         layer = self._frozen_layer if saved.frozen else self._trained_layer
         x, stem = layer(images, self.backbone.conv1, None)
         entered: tuple[Any, ...] = (images, stem, x)
         if self.backbone.large_images:
-            x, places = functional.max_pool2d(x, 3, stride=2, padding=1, return_indices=True)
+            x, places = self.operations.max_pool(x)
             entered += (places,)
         if keep:
             saved.activations.append(entered)
         del entered  # it holds the largest activation of all
         for block in self.backbone.blocks:
             assert isinstance(block, BasicBlock)
+            shortcut: Any = x
+            # Without gradients batches are large and fill the device anyway.
+            beside = keep and branch and block.shortcut_conv is not None
+            if block.shortcut_conv is not None:
+                with self._on_branch(beside):
+                    shortcut = self._shortcut(x, block.shortcut_conv, saved.frozen)
             hidden, first = layer(x, block.conv1, None)
-            shortcut: Any = x if block.shortcut_conv is None else (x, block.shortcut_conv)
+            if beside:
+                self._join_branch()
             y, second = layer(hidden, block.conv2, shortcut)
             if keep:
                 saved.activations.append((x, first, hidden, second, y))
@@ -349,24 +376,47 @@ class FusedBackbone:
             return self.operations.project(x, weight, convolution.stride[0])
         return functional.conv2d(x, weight, stride=convolution.stride, padding=convolution.padding)
 
-    def _frozen_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, None]:
-        """relu(convolution with folded BatchNorm + shift (+ shortcut))."""
+    @contextmanager
+    def _on_branch(self, wanted: bool = True) -> Iterator[None]:
+        """Run what is inside beside the work that the current stream gets until `_join_branch`, if `wanted`.
+
+        What is allocated inside is freed and allocated again only there, after the current stream has used it, because
+        the branch waits for the current stream whenever it begins.
+        """
+        if self._branch is None or not wanted:
+            yield
+            return
+        self._branch.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._branch):
+            yield
+
+    def _join_branch(self) -> None:
+        if self._branch is not None:
+            torch.cuda.current_stream().wait_stream(self._branch)
+
+    def _shortcut(self, x: Tensor, convolution: nn.Conv2d, frozen: bool) -> Any:
+        """Return the projection of `x` and, where BatchNorm trains, its statistics."""
+        projected = self._convolve(x, convolution)
+        return projected if frozen else (projected, self._statistics(projected, convolution))
+
+    def _frozen_layer(self, x: Tensor, convolution: nn.Conv2d, residual: Any) -> tuple[Tensor, None]:
+        """relu(convolution with folded BatchNorm + shift (+ residual))."""
         if convolution is self.backbone.conv1:
             return self._stem(x, self.biases[0]), None
-        residual = shortcut
-        if isinstance(shortcut, tuple):
-            residual = self._convolve(shortcut[0], shortcut[1])
         # PyTorch's operation ignores the setting for deterministic algorithms.
         if self._cudnn and not torch.backends.cudnn.deterministic:
             weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
             shape: Any = (convolution.stride, convolution.padding, (1, 1), 1)
-            if residual is None:
+            share = 1.0
+            if residual is None and convolution.stride == (1, 1) and x.shape[1] == convolution.out_channels:
+                residual, share = x, 0.0  # finite, of the right shape, and in the cache, since the convolution reads it
+            elif residual is None:
                 residual = self._zeros(x, convolution)
-            return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape), None
+            return torch.cudnn_convolution_add_relu(x, weight, residual, share, bias, *shape), None
         return self.operations.bias_relu(self._convolve(x, convolution), self._bias(convolution), residual), None
 
     def _zeros(self, x: Tensor, convolution: nn.Conv2d) -> Tensor:
-        """Return the residual of a layer without one, the same memory for all of them.
+        """Return the residual of a layer without one whose input has another shape, the same memory for all of them.
 
         Without a residual, PyTorch's operation passes its own uninitialised result to cuDNN as a residual of weight
         zero, and zero times a NaN is a NaN.
@@ -384,14 +434,13 @@ class FusedBackbone:
         return self._nothing[shape].permute(0, 3, 1, 2)
 
     def _trained_layer(self, x: Tensor, convolution: nn.Conv2d, shortcut: Any) -> tuple[Tensor, Any]:
-        """relu(BatchNorm(convolution) (+ shortcut)), with statistics of this batch."""
+        """relu(BatchNorm(convolution) (+ shortcut, with its own BatchNorm)), with statistics of this batch."""
         out = self._convolve(x, convolution)
         statistics = self._statistics(out, convolution)
         if not isinstance(shortcut, tuple):
             y = self.operations.normalise_relu(out, statistics, shortcut)
             return y, (out, statistics)
-        projected = self._convolve(shortcut[0], shortcut[1])
-        other = self._statistics(projected, shortcut[1])
+        projected, other = shortcut
         y = self.operations.normalise_relu(out, statistics, projected, other)
         return y, (out, statistics, projected, other)
 
@@ -423,24 +472,18 @@ class FusedBackbone:
         ):
             assert isinstance(block, BasicBlock)
             through, summed = walk.enter(down, second, block.conv2, None if last else y, other)
-            last = False
+            last, other = False, summed
+            if block.shortcut_conv is not None:
+                other = walk.shortcut(summed, second[2:] if second is not None else None, x, block.shortcut_conv)
             down = walk.convolution(through, hidden, block.conv2)
             through, _ = walk.enter(down, first, block.conv1, hidden, plain_relu=True)
             down = walk.convolution(through, x, block.conv1)
-            other = summed
-            if block.shortcut_conv is not None:
-                projected = second[2:] if second is not None else None
-                through, _ = walk.enter(summed, projected, block.shortcut_conv, None)
-                other = walk.projection(through, x, block.shortcut_conv)
+            walk.join()
         images, stem, out, *places = saved.activations[0]
         if places:
-            total = down if other is None else down + operations.spread(other, down)
-            down, other = (
-                torch.ops.aten.max_pool2d_with_indices_backward(
-                    total, out, [3, 3], [2, 2], [1, 1], [1, 1], False, places[0]
-                ),
-                None,
-            )
+            pooled = saved.activations[1][0]
+            down, other = self.operations.unpool(down, other, pooled, places[0], out), None
+            out = None  # the ReLU is done
         through, _ = walk.enter(down, stem, self.backbone.conv1, out, other, plain_relu=other is None)
         walk.stem(through, images, self.backbone.conv1)
         walk.finish()
@@ -457,6 +500,7 @@ class _Backward:
         self.weight_gradients: list[Tensor | None] = [None] * len(fused.convolutions)
         self.waiting: list[int | None] = [None] * max(len(fused._sides), 1)
         self.turn = 0
+        self.branched: int | None = None
         # Tensors used on a side stream must outlive that use: otherwise the allocator would reuse their memory.
         self.held: list[Tensor] = []
 
@@ -504,7 +548,7 @@ class _Backward:
             )
 
         self._aside(convolution, lambda: backward([False, True, False])[1], gradient, x)
-        turned = self.fused._turned.get(self.fused._index[id(convolution)])
+        turned = self.fused.turned(self.fused._index[id(convolution)])
         if turned is None:
             return backward([True, False, False])[0]
         across = turned.shape[2] - 1 - int(convolution.padding[0])
@@ -515,6 +559,21 @@ class _Backward:
         side, stride, padding = convolution.kernel_size[0], convolution.stride[0], int(convolution.padding[0])
         compute = self.fused.operations.stem_weight
         self._aside(convolution, lambda: compute(gradient, images, side, stride, padding), gradient, images)
+
+    def shortcut(self, gradient: Tensor, kept: Any, x: Tensor, convolution: nn.Conv2d) -> Tensor:
+        """Return the gradient of a projection's input, from that of its BatchNorm; it is there after `join`."""
+        self.held.append(gradient)
+        with self.fused._on_branch():
+            through, _ = self.enter(gradient, kept, convolution, None)
+            other = self.projection(through, x, convolution)
+        self.branched = self.fused._index[id(convolution)]
+        return other
+
+    def join(self) -> None:
+        """Wait for the last `shortcut`, if there was one since the last call."""
+        if self.branched is not None:
+            self.fused._join_branch()
+        self.branched = None
 
     def projection(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         """As `convolution`, for one of kernel size 1; the gradient of the input holds only the pixels it reads."""
@@ -549,6 +608,8 @@ class _Backward:
         side stream has waited for it.
         """
         index = self.waiting[turn]
+        if index is not None and index == self.branched:
+            self.fused._join_branch()  # its input gradient is computed there, and nothing has waited for that yet
         if index is not None and self.update is not None:
             gradient = self.weight_gradients[index]
             assert gradient is not None

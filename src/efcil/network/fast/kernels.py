@@ -16,10 +16,14 @@ from torch import Tensor
 
 from efcil.network.fast.convolution_kernels import (
     dense,
+    descend,
+    halved,
+    kind,
     project,
     project_input,
     project_weight,
     stem,
+    stem_input,
     stem_weight,
     turn,
 )
@@ -28,7 +32,9 @@ __all__ = [
     "adam",
     "batch_statistics",
     "bias_relu",
+    "descend",
     "mask",
+    "max_pool",
     "normalise_backward",
     "normalise_relu",
     "pool",
@@ -38,8 +44,10 @@ __all__ = [
     "project_weight",
     "sgd",
     "stem",
+    "stem_input",
     "stem_weight",
     "turn",
+    "unpool",
 ]
 
 # Measured on an H200 for the shapes of a ResNet-18 at batch 256.
@@ -70,25 +78,6 @@ def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor
     return x
 
 
-_ABSENT, _WHOLE, _HALVED = 0, 1, 2
-
-
-def _kind(other: Tensor | None, like: Tensor) -> int:
-    """Return whether a second gradient is absent, as large as the first, or of every other row and column."""
-    if other is None:
-        return _ABSENT
-    return _WHOLE if other.shape == like.shape else _HALVED
-
-
-@triton.jit
-def _halved(pixel, H, W):
-    """Return which pixels are on even rows and columns, and which pixel of the halved map each of those is."""
-    column = pixel % W
-    row = pixel // W % H
-    there = (row % 2 == 0) & (column % 2 == 0)
-    return there, (pixel // (W * H) * ((H + 1) // 2) + row // 2) * ((W + 1) // 2) + column // 2
-
-
 @triton.jit
 def _mask(g, a, o, y, n, H, W, C: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr):
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -97,7 +86,7 @@ def _mask(g, a, o, y, n, H, W, C: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.c
     if OTHER == 1:
         value += tl.load(o + offset, inside, other=0.0).to(tl.float32)
     if OTHER == 2:
-        there, pixel = _halved(offset // C, H, W)
+        there, pixel = halved(offset // C, H, W)
         value += tl.load(o + pixel * C + offset % C, inside & there, other=0.0).to(tl.float32)
     active = tl.load(a + offset, inside, other=0.0) > 0
     tl.store(y + offset, tl.where(active, value, 0.0).to(y.dtype.element_ty), inside)
@@ -110,7 +99,7 @@ def mask(gradient: Tensor, activation: Tensor, other: Tensor | None = None) -> T
     _, channels, height, width = gradient.shape
     grid = (triton.cdiv(gradient.numel(), _BLOCK),)
     _mask[grid](
-        gradient, activation, o, gradient, gradient.numel(), height, width, channels, _kind(other, gradient), _BLOCK,
+        gradient, activation, o, gradient, gradient.numel(), height, width, channels, kind(other, gradient), _BLOCK,
         num_warps=8,
     )  # fmt: skip
     return gradient
@@ -157,20 +146,89 @@ def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["rows", "per_program", "SPLITS"])
+@triton.jit
+def _max_pool(x, y, places, n, H, W, HO, WO, C: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    channel, pixel = offset % C, offset // C
+    line, column, image = pixel // WO % HO * 2 - 1, pixel % WO * 2 - 1, pixel // (WO * HO)
+    largest = tl.full([BLOCK], -float("inf"), tl.float32)
+    chosen = tl.zeros([BLOCK], tl.int32)
+    for tap in tl.static_range(9):
+        row, place = line + tap // 3, column + tap % 3
+        there = inside & (row >= 0) & (row < H) & (place >= 0) & (place < W)
+        source = ((image * H + row) * W + place) * C + channel
+        value = tl.load(x + source, there, other=-float("inf")).to(tl.float32)
+        chosen = tl.where(value > largest, tap, chosen)
+        largest = tl.maximum(value, largest, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(y + offset, largest.to(y.dtype.element_ty), inside)
+    tl.store(places + offset, chosen.to(tl.uint8), inside)
+
+
+def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See operations.max_pool; the second result says which of the nine pixels of a window it was."""
+    x = dense(x)
+    batch, channels, height, width = x.shape
+    high, wide = (height + 1) // 2, (width + 1) // 2
+    out = torch.empty(batch, high, wide, channels, device=x.device, dtype=x.dtype).permute(0, 3, 1, 2)
+    places = torch.empty_like(out, dtype=torch.uint8)
+    grid = (triton.cdiv(out.numel(), 1024),)
+    _max_pool[grid](x, out, places, out.numel(), height, width, high, wide, channels, 1024, num_warps=4)
+    return out, places
+
+
+@triton.jit
+def _unpool(g, o, p, places, y, n, H, W, HO, WO, C: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    channel, pixel = offset % C, offset // C
+    line, column, image = pixel // W % H + 1, pixel % W + 1, pixel // (W * H)
+    total = tl.zeros([BLOCK], tl.float32)
+    for tap in tl.static_range(9):
+        top, left = line - tap // 3, column - tap % 3
+        there = inside & (top >= 0) & (left >= 0) & (top % 2 == 0) & (left % 2 == 0)
+        there = there & (top // 2 < HO) & (left // 2 < WO)
+        window = (image * HO + top // 2) * WO + left // 2
+        source = window * C + channel
+        # Loads depend on the pixel alone, not on what was chosen there: so they are of several channels at once.
+        chosen = tl.load(places + source, there, other=9).to(tl.int32) == tap
+        chosen = chosen & (tl.load(p + source, there, other=0.0) > 0)
+        value = tl.load(g + source, there, other=0.0).to(tl.float32)
+        if OTHER == 1:
+            value += tl.load(o + source, there, other=0.0).to(tl.float32)
+        if OTHER == 2:
+            even, halved_pixel = halved(window, HO, WO)
+            value += tl.load(o + halved_pixel * C + channel, there & even, other=0.0).to(tl.float32)
+        total += tl.where(chosen, value, 0.0)
+    tl.store(y + offset, total.to(y.dtype.element_ty), inside)
+
+
+def unpool(gradient: Tensor, other: Tensor | None, pooled: Tensor, places: Tensor, x: Tensor) -> Tensor:
+    """See operations.unpool."""
+    gradient, pooled, x = dense(gradient), dense(pooled), dense(x)
+    o = gradient if other is None else dense(other)
+    out = torch.empty_like(x)
+    grid = (triton.cdiv(out.numel(), 1024),)
+    _unpool[grid](
+        gradient, o, pooled, places, out, out.numel(), *x.shape[2:], *pooled.shape[2:], x.shape[1],
+        kind(other, gradient), 1024, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["rows", "SPLITS"])
 def _partial_statistics(
-    x, part, rows, per_program, C: tl.constexpr, SPLITS,
+    x, part, rows, C: tl.constexpr, SPLITS,
     BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros([BM, BC], tl.float32)
     square = tl.zeros([BM, BC], tl.float32)
-    start = split * per_program
-    stop = tl.minimum(start + per_program, rows)
-    for first in tl.range(start, stop, BM, num_stages=STAGES):
+    # All programs together read from the beginning to the end, so that the cache has the end for the next pass.
+    for first in tl.range(split * BM, rows, SPLITS * BM, num_stages=STAGES):
         row = first + tl.arange(0, BM)
-        inside = (row < stop)[:, None] & (channel < C)[None, :]
+        inside = (row < rows)[:, None] & (channel < C)[None, :]
         value = tl.load(x + row[:, None] * C + channel[None, :], inside, other=0.0).to(tl.float32)
         total += value
         square += value * value
@@ -205,24 +263,25 @@ def _finish_statistics(
 
 
 class _Reduction(NamedTuple):
-    """How a sum over rows is split: at most `most` pieces, each read by one program in tiles of `rows`."""
+    """How a sum over rows is split: at most `most` programs read tiles of `rows` in turn."""
 
     rows: int
     most: int
     warps: int
     stages: int
 
-    def pieces(self, rows: int) -> tuple[int, int]:
-        """Return the number of pieces (of whole tiles) and the rows of each."""
-        per_piece = triton.cdiv(triton.cdiv(rows, self.most), self.rows) * self.rows
-        return triton.cdiv(rows, per_piece), per_piece
+    def programs(self, rows: int) -> int:
+        """Return how many programs share the rows, none of them more than one tile ahead of another."""
+        tiles = triton.cdiv(rows, self.rows)
+        return triton.cdiv(tiles, triton.cdiv(tiles, self.most))
 
 
 def _reduction(channels: int) -> _Reduction:
     """Return the split that was fastest on an H200 with six streams: wide layers have few rows, so few pieces."""
     if channels <= 128:
         return _Reduction(rows=64, most=256, warps=4, stages=3)
-    return _Reduction(rows=128, most=512, warps=4, stages=1)
+    # Not more rows: with 128, a thread of the backward pass needs more registers than there are.
+    return _Reduction(rows=64, most=512, warps=4, stages=1)
 
 
 def batch_statistics(
@@ -238,13 +297,11 @@ def batch_statistics(
     x = dense(x)
     rows, channels = _rows(x), x.shape[1]
     cut = _reduction(channels)
-    splits, per_program = cut.pieces(rows)
+    splits = cut.programs(rows)
     width = min(64, triton.next_power_of_2(channels))
     part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
     grid = (splits, triton.cdiv(channels, width))
-    _partial_statistics[grid](
-        x, part, rows, per_program, channels, splits, cut.rows, width, cut.stages, num_warps=cut.warps
-    )
+    _partial_statistics[grid](x, part, rows, channels, splits, cut.rows, width, cut.stages, num_warps=cut.warps)
     out = torch.empty(4, channels, device=x.device, dtype=torch.float32)
     _finish_statistics[(triton.cdiv(channels, _FINISHED_CHANNELS),)](
         part, gamma, beta, running_mean, running_variance, out, float(rows), momentum, epsilon, channels, splits,
@@ -285,9 +342,9 @@ def normalise_relu(
     return out
 
 
-@triton.jit(do_not_specialize=["rows", "per_program", "SPLITS"])
+@triton.jit(do_not_specialize=["rows", "SPLITS"])
 def _partial_gradients(
-    g, a, o, x, s, part, rows, per_program, H, W, C: tl.constexpr, SPLITS,
+    g, a, o, x, s, part, rows, H, W, C: tl.constexpr, SPLITS,
     HAS_A: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -300,24 +357,26 @@ def _partial_gradients(
     shift = tl.load(s + 3 * C + channel, ok, other=0.0)[None, :]
     total = tl.zeros([BM, BC], tl.float32)
     weighted = tl.zeros([BM, BC], tl.float32)
-    start = split * per_program
-    stop = tl.minimum(start + per_program, rows)
-    for first in tl.range(start, stop, BM, num_stages=STAGES):
+    for first in tl.range(split * BM, rows, SPLITS * BM, num_stages=STAGES):
         row = first + tl.arange(0, BM)
-        inside = (row < stop)[:, None] & ok[None, :]
+        inside = (row < rows)[:, None] & ok[None, :]
         place = row[:, None] * C + channel[None, :]
         gradient = tl.load(g + place, inside, other=0.0).to(tl.float32)
         value = tl.load(x + place, inside, other=0.0).to(tl.float32)
         if RELU:
             gradient = tl.where(value * scale + shift > 0, gradient, 0.0)
+        # The next pass reads `g` and `x` again, but not these: they are the first to leave the cache.
         if OTHER == 1:
-            gradient += tl.load(o + place, inside, other=0.0).to(tl.float32)
+            gradient += tl.load(o + place, inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
         if OTHER == 2:
-            there, pixel = _halved(row, H, W)
+            there, pixel = halved(row, H, W)
             source = o + pixel[:, None] * C + channel[None, :]
-            gradient += tl.load(source, inside & there[:, None], other=0.0).to(tl.float32)
+            gradient += tl.load(source, inside & there[:, None], other=0.0, eviction_policy="evict_first").to(
+                tl.float32
+            )
         if HAS_A:
-            gradient = tl.where(tl.load(a + place, inside, other=0.0) > 0, gradient, 0.0)
+            active = tl.load(a + place, inside, other=0.0, eviction_policy="evict_first") > 0
+            gradient = tl.where(active, gradient, 0.0)
             tl.store(g + place, gradient.to(g.dtype.element_ty), inside)
         total += gradient
         weighted += gradient * (value - mean)
@@ -381,13 +440,13 @@ def normalise_backward(
     o = x if other is None else dense(other)
     rows, channels = _rows(x), x.shape[1]
     cut = _reduction(channels)
-    splits, per_program = cut.pieces(rows)
+    splits = cut.programs(rows)
     width = min(64, triton.next_power_of_2(channels))
     part = torch.empty(2, splits, channels, device=x.device, dtype=torch.float32)
     grid = (splits, triton.cdiv(channels, width))
     _partial_gradients[grid](
-        gradient, a, o, x, statistics, part, rows, per_program, *x.shape[2:], channels, splits,
-        activation is not None, _kind(other, x), plain_relu, cut.rows, width, cut.stages, num_warps=cut.warps,
+        gradient, a, o, x, statistics, part, rows, *x.shape[2:], channels, splits,
+        activation is not None, kind(other, x), plain_relu, cut.rows, width, cut.stages, num_warps=cut.warps,
     )  # fmt: skip
     coefficients = torch.empty(3, channels, device=x.device, dtype=torch.float32)
     _finish_gradients[(triton.cdiv(channels, _FINISHED_CHANNELS),)](
@@ -403,6 +462,21 @@ def normalise_backward(
 
 
 @triton.jit
+def _adam_rule(master, gradient, first, second, h, beta1, beta2, epsilon, decay):
+    gradient += decay * master
+    first += (gradient - first) * (1.0 - beta1)
+    second = second * beta2 + gradient * gradient * (1.0 - beta2)
+    return master - tl.load(h) * first / (tl.sqrt(second) * tl.load(h + 1) + epsilon), first, second
+
+
+@triton.jit
+def _sgd_rule(master, gradient, first, h, momentum, decay):
+    gradient += decay * master
+    first = first * momentum + gradient
+    return master - tl.load(h) * first, first
+
+
+@triton.jit
 def _adam(
     w, g, m, v, h, s, k, n, row, beta1, beta2, epsilon, decay,
     HAS_S: tl.constexpr, HAS_K: tl.constexpr, BLOCK: tl.constexpr,
@@ -414,11 +488,9 @@ def _adam(
     if HAS_S:
         scale = tl.load(s + offset // row, inside, other=0.0)
         gradient *= scale
-    gradient += decay * master
     first = tl.load(m + offset, inside, other=0.0)
-    first += (gradient - first) * (1.0 - beta1)
-    second = tl.load(v + offset, inside, other=0.0) * beta2 + gradient * gradient * (1.0 - beta2)
-    master -= tl.load(h) * first / (tl.sqrt(second) * tl.load(h + 1) + epsilon)
+    second = tl.load(v + offset, inside, other=0.0)
+    master, first, second = _adam_rule(master, gradient, first, second, h, beta1, beta2, epsilon, decay)
     tl.store(w + offset, master, inside)
     tl.store(m + offset, first, inside)
     tl.store(v + offset, second, inside)
@@ -427,6 +499,49 @@ def _adam(
             tl.store(k + offset, (master * scale).to(k.dtype.element_ty), inside)
         else:
             tl.store(k + offset, master.to(k.dtype.element_ty), inside)
+
+
+@triton.jit
+def _update_turned(
+    w, g, m, v, h, s, k, y, N, K, taps, beta1, beta2, epsilon, decay, momentum,
+    ADAM: tl.constexpr, HAS_S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Update a tile (outputs, inputs) of one tap, and write it into the turned weight too (see _turn)."""
+    tap = tl.program_id(0)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    c = tl.program_id(2) * BK + tl.arange(0, BK)
+    inside = (n < N)[:, None] & (c < K)[None, :]
+    offset = (n[:, None] * taps + tap) * K + c[None, :]
+    master = tl.load(w + offset, inside, other=0.0)
+    gradient = tl.load(g + offset, inside, other=0.0).to(tl.float32)
+    if HAS_S:
+        scale = tl.load(s + n, n < N, other=0.0)[:, None]
+        gradient *= scale
+    first = tl.load(m + offset, inside, other=0.0)
+    if ADAM:
+        second = tl.load(v + offset, inside, other=0.0)
+        master, first, second = _adam_rule(master, gradient, first, second, h, beta1, beta2, epsilon, decay)
+        tl.store(v + offset, second, inside)
+    else:
+        master, first = _sgd_rule(master, gradient, first, h, momentum, decay)
+    tl.store(w + offset, master, inside)
+    tl.store(m + offset, first, inside)
+    if HAS_S:
+        master *= scale
+    working = master.to(k.dtype.element_ty)
+    tl.store(k + offset, working, inside)
+    place = y + (c[:, None] * taps + taps - 1 - tap) * N + n[None, :]
+    tl.store(place, tl.trans(working), (c < K)[:, None] & (n < N)[None, :])
+
+
+_TURNED_TILE = (32, 64)
+
+
+def _turned_grid(turned: Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Return the grid of `_update_turned`, and the outputs, inputs and taps of the weight."""
+    inputs, outputs, high, wide = turned.shape
+    grid = (high * wide, triton.cdiv(outputs, _TURNED_TILE[0]), triton.cdiv(inputs, _TURNED_TILE[1]))
+    return grid, (outputs, inputs, high * wide)
 
 
 def adam(
@@ -440,12 +555,20 @@ def adam(
     weight_decay: float,
     scale: Tensor | None,
     working: Tensor | None,
+    turned: Tensor | None = None,
 ) -> None:
     """See operations.adam."""
     s = master if scale is None else scale
     k = master if working is None else working
-    grid = (triton.cdiv(master.numel(), 1024),)
-    _adam[grid](
+    if turned is not None:
+        grid, sizes = _turned_grid(turned)
+        _update_turned[grid](
+            master, gradient, first, second, hyper, s, k, turned, *sizes,
+            betas[0], betas[1], epsilon, weight_decay, 0.0, True, scale is not None, *_TURNED_TILE, num_warps=4,
+        )  # fmt: skip
+        return
+    flat = (triton.cdiv(master.numel(), 1024),)
+    _adam[flat](
         master, gradient, first, second, hyper, s, k, master.numel(), master.numel() // s.numel(),
         betas[0], betas[1], epsilon, weight_decay,
         scale is not None, working is not None, 1024, num_warps=4,
@@ -461,9 +584,7 @@ def _sgd(w, g, m, h, s, k, n, row, momentum, decay, HAS_S: tl.constexpr, HAS_K: 
     if HAS_S:
         scale = tl.load(s + offset // row, inside, other=0.0)
         gradient *= scale
-    gradient += decay * master
-    first = tl.load(m + offset, inside, other=0.0) * momentum + gradient
-    master -= tl.load(h) * first
+    master, first = _sgd_rule(master, gradient, tl.load(m + offset, inside, other=0.0), h, momentum, decay)
     tl.store(w + offset, master, inside)
     tl.store(m + offset, first, inside)
     if HAS_K:
@@ -482,12 +603,20 @@ def sgd(
     weight_decay: float,
     scale: Tensor | None,
     working: Tensor | None,
+    turned: Tensor | None = None,
 ) -> None:
     """See operations.sgd."""
     s = master if scale is None else scale
     k = master if working is None else working
-    grid = (triton.cdiv(master.numel(), 1024),)
-    _sgd[grid](
+    if turned is not None:
+        grid, sizes = _turned_grid(turned)
+        _update_turned[grid](
+            master, gradient, first, first, hyper, s, k, turned, *sizes,
+            0.0, 0.0, 0.0, weight_decay, momentum, False, scale is not None, *_TURNED_TILE, num_warps=4,
+        )  # fmt: skip
+        return
+    flat = (triton.cdiv(master.numel(), 1024),)
+    _sgd[flat](
         master, gradient, first, hyper, s, k, master.numel(), master.numel() // s.numel(), momentum, weight_decay,
         scale is not None, working is not None, 1024, num_warps=4,
     )  # fmt: skip

@@ -6,12 +6,17 @@ and runs if there is no CUDA device. Activations are (batch, channels, h, w), us
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from efcil.network import split
+
+#: Shorter gradients count as this long. Not the smallest number there is: a length divided by that is infinite.
+SHORTEST = 1e-30
 
 
 def bias_relu(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -50,6 +55,31 @@ def stem_weight(gradient: Tensor, images: Tensor, side: int, stride: int, paddin
     """Return the gradient of the weight (outputs, 3, side, side) of `stem`, from that of the convolution's output."""
     shape = (gradient.shape[1], images.shape[1], side, side)
     return conv2d_weight(images, shape, gradient, stride, padding)
+
+
+def stem_input(
+    gradient: Tensor,
+    activation: Tensor,
+    other: Tensor | None,
+    weight: Tensor,
+    size: Sequence[int],
+    stride: int,
+    padding: int,
+) -> Tensor:
+    """Return the gradient of images of `size` (h, w) from that of `stem`'s ReLU, whose result was `activation`.
+
+    `gradient` (+ `other`) is masked as in `mask`. The result is in float32 at least.
+    """
+    masked = mask(gradient, activation, other)
+    masked, weight = (x.float() if x.dtype in (torch.bfloat16, torch.float16) else x for x in (masked, weight))
+    return conv2d_input((len(masked), weight.shape[1], *size), weight, masked, stride, padding)
+
+
+def descend(images: Tensor, gradient: Tensor, working: Tensor, length: float) -> None:
+    """Move every image by `length` down its gradient, in place; `working` gets the result in its own type."""
+    norm = torch.linalg.vector_norm(gradient, dim=(1, 2, 3), keepdim=True)
+    images.sub_(gradient * (length / norm.clamp(min=SHORTEST)))
+    working.copy_(images)
 
 
 def turn(weight: Tensor, into: Tensor) -> None:
@@ -92,6 +122,20 @@ def pool_mask(gradient: Tensor, activation: Tensor) -> Tensor:
     area = activation.shape[2] * activation.shape[3]
     spread = (gradient / area).to(activation.dtype)[:, :, None, None]
     return (spread * (activation > 0)).contiguous(memory_format=torch.channels_last)
+
+
+def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest values of windows of 3 x 3 at every other pixel, and which they were, for `unpool`."""
+    return functional.max_pool2d(x, 3, stride=2, padding=1, return_indices=True)
+
+
+def unpool(gradient: Tensor, other: Tensor | None, pooled: Tensor, places: Tensor, x: Tensor) -> Tensor:
+    """Backward pass of `max_pool`, which made `pooled` of `x`, and of the ReLU before it.
+
+    The gradient of `pooled` is `gradient` (+ `other`, as in `mask`). Where `pooled` is zero, ReLU's was.
+    """
+    total = mask(gradient, pooled, other)
+    return torch.ops.aten.max_pool2d_with_indices_backward(total, x, [3, 3], [2, 2], [1, 1], [1, 1], False, places)
 
 
 def batch_statistics(
@@ -199,12 +243,13 @@ def adam(
     weight_decay: float,
     scale: Tensor | None,
     working: Tensor | None,
+    turned: Tensor | None = None,
 ) -> None:
     """One Adam step with coupled weight decay on flat tensors, in place.
 
     `hyper` holds (rate / bias correction 1, 1 / sqrt(bias correction 2)). With `scale` (rows,), the tensors are that
     many equal rows, and `gradient` is that of master * scale of its row; `working` then receives master * scale in
-    its own type.
+    its own type. `turned` (inputs, outputs, h, w) then receives the same as `turn` would write it.
     """
     wide = gradient.to(master.dtype)
     if scale is not None:
@@ -214,8 +259,7 @@ def adam(
     first.lerp_(wide, 1 - betas[0])
     second.mul_(betas[1]).addcmul_(wide, wide, value=1 - betas[1])
     master.sub_(hyper[0] * first / (second.sqrt() * hyper[1] + epsilon))
-    if working is not None:
-        working.copy_(master if scale is None else master * scale)
+    _write(master, scale, working, turned)
 
 
 def sgd(
@@ -227,10 +271,11 @@ def sgd(
     weight_decay: float,
     scale: Tensor | None,
     working: Tensor | None,
+    turned: Tensor | None = None,
 ) -> None:
     """One step of gradient descent with momentum and coupled weight decay on flat tensors; `hyper[0]` is the rate.
 
-    `scale` and `working` are as for `adam`.
+    `scale`, `working` and `turned` are as for `adam`.
     """
     wide = gradient.to(master.dtype)
     if scale is not None:
@@ -239,5 +284,14 @@ def sgd(
     wide = wide + weight_decay * master
     first.mul_(momentum).add_(wide)
     master.sub_(hyper[0] * first)
-    if working is not None:
-        working.copy_(master if scale is None else master * scale)
+    _write(master, scale, working, turned)
+
+
+def _write(master: Tensor, scale: Tensor | None, working: Tensor | None, turned: Tensor | None) -> None:
+    """Write what the next step reads of weights that were updated."""
+    if working is None:
+        return
+    working.copy_(master if scale is None else master * scale)
+    if turned is not None:
+        inputs, outputs, high, wide = turned.shape
+        turn(working.view(outputs, high, wide, inputs).permute(0, 3, 1, 2), turned)

@@ -1,0 +1,37 @@
+"""Work of a CUDA device, recorded once and replayed with one call."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+
+def capture(action: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Record what `action` launches on the current stream, which must not be the default one, without running it.
+
+    Run `action` once before, so that everything it compiles and keeps is there. Graphs of one `pool` share their memory
+    and must not be replayed at the same time.
+    """
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.current_stream().synchronize()
+    if torch.cuda.mem_get_info()[0] < torch.cuda.max_memory_allocated():
+        torch.cuda.empty_cache()  # a capture gets its own memory, and cannot reuse what eager work left
+    collecting = gc.isenabled()
+    gc.disable()  # a tensor freed by the collector during a capture would invalidate it
+    try:
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            action()
+        except BaseException:
+            with suppress(RuntimeError):  # else the stream would stay in capture mode, where all else fails
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    finally:
+        if collecting:
+            gc.enable()
+    return graph
