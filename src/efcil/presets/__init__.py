@@ -18,7 +18,7 @@ FIRST_TASK = "first_task"
 #: The preset whose recipes are for networks with pre-trained weights.
 PRETRAINED = "pretrained"
 _KEYS = (
-    *("network", "augmentation", "by_image_size", "named_by_data", "class_order", "images_per_class"),
+    *("network", "augmentation", "by_image_size", "named_by_data", "class_order", "images_per_class", "answers"),
     *("first_task", "later", "modern", "methods"),
 )
 _MODERN_KEYS = ("augmentation", "first_task", "later", "families")
@@ -67,6 +67,7 @@ class Preset:
     class_order: str = "efc"
     images_per_class: str = "all"
     modern: Modern | None = None
+    answers: str | None = None  # what counts as right: merged or separate; None where classes have no domains
 
     @property
     def pretrained(self) -> bool:
@@ -148,6 +149,7 @@ def parse_preset(text: str, dataset: str, source: str) -> Preset:
             class_order=str(content.get("class_order", "efc")),
             images_per_class=str(content.get("images_per_class", "all")),
             modern=_read_modern(content["modern"]) if "modern" in content else None,
+            answers=content.get("answers"),
         )
     except safe_yaml.YamlError as error:
         raise SettingsError(f"The preset {source} is not valid YAML: {error}.") from None
