@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from efcil import ranks
 from efcil.compiled import compiled
 from efcil.errors import TrainingError
 from efcil.network import split
@@ -383,7 +384,7 @@ class FusedBackbone:
         What is allocated inside is freed and allocated again only there, after the current stream has used it, because
         the branch waits for the current stream whenever it begins.
         """
-        if self._branch is None or not wanted:
+        if self._branch is None or not wanted or ranks.several():  # processes exchange statistics on one stream
             yield
             return
         self._branch.wait_stream(torch.cuda.current_stream())
