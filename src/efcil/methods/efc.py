@@ -15,7 +15,7 @@ from efcil.core.feature_matrix import FeatureMatrixSum, accumulate
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
-from efcil.methods.memory import ClassMemory, Sampler
+from efcil.methods.memory import LIMIT, ClassMemory, Sampler
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
@@ -52,6 +52,13 @@ class PrototypeSettings:
         minimum=1e-3,
         maximum=1,
         needs=("covariance", "low-rank"),
+    )
+    covariance_limit: float = option(
+        LIMIT / 1e9,
+        "Gigabytes that covariances of single classes may take. If they would take more (2 GB: 1,907 classes with 512 "
+        "features), they are kept as low-rank ones are, with 0.99 of the variance.",
+        minimum=0,
+        needs=("covariance", ("class", "low-rank")),
     )
     jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
 
@@ -127,6 +134,7 @@ class ElasticFeatureConsolidation(Method):
             why="stand for a class's features when it is rehearsed, and are moved along the drift",
             covariances=settings.covariance,
             share=settings.covariance_share,
+            limit=1e9 * settings.covariance_limit,
             table=True,
         )
 

@@ -52,6 +52,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
             why="stand for a class's features when heads are re-balanced, and are moved along the drift",
             covariances=settings.covariance,
             share=settings.covariance_share,
+            limit=1e9 * settings.covariance_limit,
             table=True,
             counts=True,
         )
