@@ -194,6 +194,8 @@ class Run:
             f"{plan.execution.device.type} in {ranks.count()} processes" if ranks.several() else plan.execution.device
         )
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{at}")
+        if (outlook := plan.memory_outlook()) is not None:
+            self.progress.say(outlook)
         resumable = True  # later, a checkpoint found there is of a task that this process has finished
         for index in range(done, plan.tasks):
             if plan.is_measured(index):

@@ -231,7 +231,7 @@ class ElasticFeatureConsolidation(Method):
 
     def _measure_feature_matrix(self, task: Task, data: TaskImages) -> Tensor:
         weight = self.network.head_weight()
-        total = FeatureMatrixSum.empty(task.seen, weight.device)
+        total = FeatureMatrixSum.of_head(weight)
         # Full batches only, as in the authors' code, unless there is none.
         left = len(data) // task.batch_size * task.batch_size or len(data)
         for images, _ in data.augmented("feature-matrix"):
