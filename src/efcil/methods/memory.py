@@ -174,7 +174,9 @@ class ClassMemory(Keeping):
             return ClassStatistics(self.means)
         if self.form == MOMENTS:
             return ClassStatistics(self.means, self.moments - self.means[:, :, None] * self.means[:, None])
-        return ClassStatistics(self.means, self.covariances, self.covariance_of if self.has_table else None)
+        size = self.means.shape[1]
+        covariances = self.covariances if len(self.means) else self.means.new_zeros(0, size, size)
+        return ClassStatistics(self.means, covariances, self.covariance_of if self.has_table else None)
 
     def spread(self) -> Tensor:
         """Return what is kept of covariances, in the form that it is kept in; not if there are none."""
