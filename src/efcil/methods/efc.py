@@ -56,7 +56,7 @@ class PrototypeSettings:
     covariance_limit: float = option(
         LIMIT / 1e9,
         "Gigabytes that covariances of single classes may take. If they would take more (2 GB: 1,907 classes with 512 "
-        "features), they are kept as low-rank ones are, with 0.99 of the variance.",
+        "features), only directions with 0.9 of the variance are kept, as with covariance=low-rank.",
         minimum=0,
         needs=("covariance", ("class", "low-rank")),
     )

@@ -29,6 +29,9 @@ FORMS = ("class", *SHARED, *IN_SHORT, MOMENTS)
 
 #: Bytes that covariances of classes, kept whole, may take unless settings say otherwise.
 LIMIT = 2 * 10**9
+#: Share of the variance that is kept of covariances which would take more than the limit. Heads re-balanced with them
+#: were as accurate as with whole ones (docs/scale.md).
+SHARE_BEYOND = 0.9
 _NUMBER = torch.float32.itemsize
 
 _AVERAGE = "An average over a class's images in feature space, which many different images share. "
@@ -72,7 +75,7 @@ class ClassMemory(Keeping):
         limit: float = math.inf,
     ) -> None:
         super().__init__()
-        self.form, self.share, self.limit = covariances, share, limit
+        self.form, self.share, self.limit = covariances, SHARE_BEYOND if covariances == "class" else share, limit
         self.has_table, self.has_counts = table or covariances in SHARED, counts
         self.keep(
             "means",
