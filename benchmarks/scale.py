@@ -132,8 +132,18 @@ def measure(sizes: Sizes, table: Table) -> None:
     device, variant = sizes.device, f"{sizes.classes} classes, {sizes.features} features"
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    method, data = sizes.method(), sizes.images()
-    task = Task(1, sizes.old, sizes.classes - sizes.old, 0, BATCH)
+    with tempfile.TemporaryDirectory() as folder:
+        _measure_method(sizes, table, variant, Path(folder))
+        table.add("checkpoint, read", variant, seconds(lambda: checkpoint.read(Path(folder)), device), "s")
+    peak = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else _peak()
+    table.add("peak memory", variant, peak, "MB")
+
+
+def _measure_method(sizes: Sizes, table: Table, variant: str, folder: Path) -> None:
+    """Add the rows of a task and of what follows it, and write a checkpoint into the folder."""
+    device, method, data, test = sizes.device, sizes.method(), sizes.images(), sizes.test_images()
+    old, new = sizes.old, sizes.classes - sizes.old
+    task = Task(1, old, new, 0, BATCH)
     recipe = Recipe(learning_rate=1e-4, epochs=1, batch_size=BATCH, normalisation="frozen")
     trainers: list[Trainer] = []
 
@@ -142,24 +152,16 @@ def measure(sizes: Sizes, table: Table) -> None:
 
     table.add("begin a task", variant, seconds(begin, device), "s")
     trainers[0].run()
-    steps = trainers[0].feed.steps_per_epoch
-    step = seconds(trainers[0].run, device, 3) / steps
+    step = seconds(trainers[0].run, device, 3) / trainers[0].feed.steps_per_epoch
     table.add("incremental step without the network", variant, 1e3 * step, "ms")
-    del trainers[:]
+    trainers.clear()
     table.add("end-of-task statistics", variant, seconds(lambda: end(method, task, data), device), "s")
     kept = sum(each.numel() * each.element_size() for each in method.stored().values())
     table.add("kept besides the network", variant, kept / 1e6, "MB")
-    order, old = range(sizes.classes), sizes.old
-    scenario = make_scenario("custom", sizes.classes, order=order, tasks=2, first_task_classes=old)
-    test = sizes.test_images()
+    scenario = make_scenario("custom", sizes.classes, order=range(sizes.classes), tasks=2, first_task_classes=old)
     table.add("evaluation of 10000 images", variant, seconds(lambda: evaluate(method, test, scenario, 1), device), "s")
-    with tempfile.TemporaryDirectory() as folder:
-        tensors = method.state_dict()
-        write = seconds(lambda: checkpoint.write(Path(folder), tensors, {}), device)
-        table.add("checkpoint, written", variant, write, "s")
-        table.add("checkpoint, read", variant, seconds(lambda: checkpoint.read(Path(folder)), device), "s")
-    peak = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else _peak()
-    table.add("peak memory", variant, peak, "MB")
+    written = seconds(lambda: checkpoint.write(folder, method.state_dict(), {}), device)
+    table.add("checkpoint, written", variant, written, "s")
 
 
 def _peak() -> float:
@@ -171,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
     parser.add_argument("--features", type=int, nargs="+", default=FEATURES)
-    parser.add_argument("--share-of-columns", type=float, default=0.25, help="columns of a factor, as a share of rows")
+    parser.add_argument("--share-of-columns", type=float, default=0.3, help="columns of a factor, as a share of rows")
     parser.add_argument("--memory", type=float, default=4.0, help="gigabytes that covariances may take")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from efcil.errors import TrainingError
 
@@ -79,7 +78,10 @@ def join(first: Tensor, second: Tensor) -> Tensor:
     if first.dim() == 2:
         return torch.cat([first, second])
     width = max(first.shape[2], second.shape[2])
-    return torch.cat([functional.pad(each, (0, width - each.shape[2])) for each in (first, second)])
+    both = first.new_zeros(len(first) + len(second), first.shape[1], width)
+    both[: len(first), :, : first.shape[2]] = first
+    both[len(first) :, :, : second.shape[2]] = second
+    return both
 
 
 def ranks(factors: Tensor) -> Tensor:

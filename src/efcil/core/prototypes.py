@@ -14,7 +14,8 @@ from torch import Tensor
 from efcil.core.covariance import is_factored
 from efcil.errors import TrainingError
 
-# Covariances factorised at a time: bounds the float64 copies to 128 MiB for 512 features.
+# Covariances factorised at a time on a GPU: bounds the float64 copies to 128 MiB for 512 features. A CPU factorises
+# them one after the other anyway, and large copies cost it more than the factors.
 _FACTORISED_TOGETHER = 64
 # Bytes of factors copied at a time where rows are few for the number of classes.
 _GATHERED_TOGETHER = 1 << 27
@@ -69,8 +70,9 @@ def cholesky_factors(covariances: Tensor, jitter: float = 1e-5) -> Tensor:
     if is_factored(covariances):
         return covariances
     factors = torch.empty_like(covariances)
-    for start in range(0, len(covariances), _FACTORISED_TOGETHER):
-        part = slice(start, start + _FACTORISED_TOGETHER)
+    together = _FACTORISED_TOGETHER if covariances.device.type == "cuda" else 1
+    for start in range(0, len(covariances), together):
+        part = slice(start, start + together)
         factors[part] = _factorise(covariances[part].double(), jitter, start).to(covariances.dtype)
     return factors
 
@@ -83,12 +85,15 @@ def _factorise(covariances: Tensor, jitter: float, first: int) -> Tensor:
             "probably diverged: lower the learning rate."
         )
     identity = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
-    factors = torch.empty_like(covariances)
+    factors = torch.empty_like(covariances)  # on a CPU, memory that is never touched costs nothing
     pending = torch.arange(len(covariances), device=covariances.device)
     for attempt in range(_JITTER_ATTEMPTS):
         added = max(jitter, _SMALLEST_JITTER) * 10.0**attempt if attempt else jitter
-        attempted, failure = torch.linalg.cholesky_ex(covariances[pending] + added * identity)
+        tried = covariances[pending] if attempt else covariances
+        attempted, failure = torch.linalg.cholesky_ex(tried + added * identity)
         done = failure == 0
+        if attempt == 0 and bool(done.all()):
+            return attempted
         factors[pending[done]] = attempted[done]
         pending = pending[~done]
         if len(pending) == 0:

@@ -219,7 +219,7 @@ class ElasticFeatureConsolidation(Method):
             self._follow_drift(data)
         self.feature_matrix = self._measure_feature_matrix(task, data)
         self._add_prototypes(task, data)
-        self.teacher = None
+        self.teacher = self._sampler = None  # its factors take as much memory as the covariances
 
     def _follow_drift(self, data: TaskImages) -> None:
         settings, memory = self.settings, self.memory

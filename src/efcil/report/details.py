@@ -13,6 +13,7 @@ import numpy as np
 
 from efcil.errors import EfcilError
 from efcil.evaluation.metrics import average_forgetting
+from efcil.evaluation.result import MOST_IN_FULL
 from efcil.evaluation.storage import StoredBytes, stored_bytes
 from efcil.report.table import Row, mapping
 
@@ -134,7 +135,8 @@ class Details:
     def confusion(self) -> tuple[np.ndarray, tuple[str, ...], list[tuple[str, str, int]]] | None:
         """Shares in percent (true x predicted, over all seeds), names as in `classes`, and frequent confusions.
 
-        The confusions are (true class, answer, images over all seeds), the most frequent first.
+        The confusions are (true class, answer, images over all seeds), the most frequent first. Of very many classes
+        there are no shares.
         """
         found: list[np.ndarray] = []
         names: list[list[str]] = []
@@ -144,10 +146,10 @@ class Details:
             known = summary.get("class_names")
             if counts is None or not isinstance(known, list) or len(known) != len(counts):
                 continue
-            found.append(np.asarray(counts, dtype=float))
+            found.append(np.asarray(counts, dtype=float) if len(counts) <= MOST_IN_FULL else np.zeros((0, 0)))
             names.append([str(name) for name in known])
-            wrong = np.argwhere(counts * (1 - np.eye(len(counts), dtype=counts.dtype))).tolist()
-            for true, answer in wrong:
+            places = np.argwhere(counts)
+            for true, answer in places[places[:, 0] != places[:, 1]].tolist():
                 pair = (names[-1][true], names[-1][answer])
                 pairs[pair] = pairs.get(pair, 0) + int(counts[true, answer])
         if not found or len({each.shape for each in found}) > 1:
