@@ -215,11 +215,12 @@ class ElasticFeatureConsolidation(Method):
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means along the drift, then compute the new feature matrix, means and covariances."""
+        self._sampler = None  # its factors take as much memory as the covariances, of which there will be more
         if task.index > 0 and self.settings.prototype_update != "none":
             self._follow_drift(data)
         self.feature_matrix = self._measure_feature_matrix(task, data)
         self._add_prototypes(task, data)
-        self.teacher = self._sampler = None  # its factors take as much memory as the covariances
+        self.teacher = None
 
     def _follow_drift(self, data: TaskImages) -> None:
         settings, memory = self.settings, self.memory
