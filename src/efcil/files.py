@@ -15,7 +15,7 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -116,20 +116,23 @@ def is_regular(path: Path) -> bool:
         return False
 
 
-def write_own(path: Path, content: str | bytes) -> None:
+def write_own(path: Path, content: str | bytes | Iterable[bytes | memoryview]) -> None:
     """Replace a file of our own as `write_atomically` does; a link, a pipe, a device or a folder raises."""
     refuse_foreign_file(path)
     write_atomically(path, content)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by `content` so that readers, and a crash at any moment, see the old file or the new one."""
+def write_atomically(path: Path, content: str | bytes | Iterable[bytes | memoryview]) -> None:
+    """Replace `path` by `content` so that readers, and a crash at any moment, see the old file or the new one.
+
+    Content that is too large to hold twice can be given in pieces.
+    """
     make_folder(path.parent)
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    content = content.encode("utf-8") if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         # mkstemp creates files that only their owner can read; results should be readable like any other file.

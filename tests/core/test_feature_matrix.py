@@ -194,3 +194,15 @@ def test_cosine_heads_have_the_matrix_that_autograd_gives() -> None:
     # Along a feature its direction does not change, and neither do its scores.
     alone = accumulate_cosine(FeatureMatrixSum.empty(4), features[:1], weight, scale).matrix(weight)
     torch.testing.assert_close(alone @ features[0], torch.zeros(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("classes", [5, 6, 40])
+def test_the_smaller_sum_gives_the_same_matrix(classes: int) -> None:
+    """With more classes than features, n x n numbers are summed and not m x m."""
+    weight, features = head_and_features(classes, 6, 30)
+    logits = features @ weight.T
+    both = [FeatureMatrixSum.empty(classes), FeatureMatrixSum.of_head(weight)]
+    for part in logits.split(7):
+        both = [accumulate(each, part) for each in both]
+    assert both[1].outer.shape == (min(classes, 6), min(classes, 6))
+    torch.testing.assert_close(both[1].matrix(weight), both[0].matrix(weight), rtol=1e-10, atol=1e-12)

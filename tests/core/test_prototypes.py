@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from efcil.core import prototypes
 from efcil.core.prototypes import (
     cholesky_factors,
     class_statistics,
@@ -258,3 +259,17 @@ def test_largest_counts_are_reached(old: int, new: int, batch: int) -> None:
     drawn = draw_composition(old, new, batch, 500, generator())
     assert int(drawn.new_count.max()) == largest_new_count(old, new, batch)
     assert drawn.new_count.dtype == drawn.old_count.dtype == torch.int64
+
+
+def test_few_rows_of_many_classes_are_coloured_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    factors, noise = torch.randn(50, 6, 4, generator=generator), torch.randn(20, 4, generator=generator)
+    labels = torch.randint(50, (20,), generator=generator)
+    expected = torch.stack([factors[label] @ row for label, row in zip(labels.tolist(), noise, strict=True)])
+    padded: list[bool] = []
+    monkeypatch.setattr(torch, "searchsorted", lambda *given: padded.append(True))
+    torch.testing.assert_close(prototypes.coloured_noise(factors, labels, noise, 20), expected)
+    assert not padded
+    # What a GPU does, in pieces of three rows.
+    monkeypatch.setattr(prototypes, "_GATHERED_TOGETHER", 3 * 6 * 4 * 4)
+    torch.testing.assert_close(prototypes._coloured_by_row(factors, labels, noise), expected)

@@ -163,3 +163,17 @@ def test_only_a_checkpoint_is_removed(tmp_path: Path) -> None:
     (tmp_path / "state-of-affairs.safetensors").write_text("mine")
     checkpoint.remove(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photo.png", "state-of-affairs.safetensors"]
+
+
+def test_a_tensor_file_is_the_one_that_safetensors_makes() -> None:
+    from safetensors.torch import save
+
+    generator = torch.Generator().manual_seed(0)
+    types = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16)
+    tensors = {f"of {dtype}": torch.randn(3, 4, generator=generator).to(dtype) for dtype in types}
+    tensors |= {"naïve": torch.tensor(2.5), "empty": torch.zeros(0, 5, 0), "bool": torch.tensor([True, False])}
+    tensors |= {"u8": torch.arange(3, dtype=torch.uint8), "i8": torch.arange(3, dtype=torch.int8)}
+    turned = torch.randn(4, 6, generator=generator).T
+    assert b"".join(checkpoint.tensor_file({**tensors, "turned": turned})) == save(
+        {**tensors, "turned": turned.contiguous()}
+    )

@@ -24,6 +24,7 @@ CONDITIONAL = list(
 #: Values far enough from the default for a difference within a few steps.
 FAR: dict[str, Any] = {
     "adapter_batch_size": 8,
+    "covariance_limit": 0.0,
     "covariance_share": 0.5,
     "pseudo_old_choice": "nearest",
     "pseudo_old_fade": 1.0,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from efcil.core import gaussians, prototypes, svm
-from efcil.core.covariance import shrink
+from efcil.core.covariance import is_factored, low_rank, shrink, traces, weighted_sum, whole
 from efcil.core.heads import cosine_logits, fit_to_gaussians
 from efcil.errors import SettingsError, unknown
 
@@ -72,9 +72,9 @@ def mahalanobis(
     """
     covariances, group_of = _with_spread(*statistics.spread())
     means = functional.normalize(statistics.means, dim=1) if normalise else statistics.means
-    whitening = torch.stack(
-        [_whitening(shrunk_towards_mean(each.double(), diagonal, off_diagonal, normalise)) for each in covariances]
-    ).to(means.dtype)
+    whitening = means.new_empty(len(covariances), means.shape[1], means.shape[1])
+    for row, each in enumerate(covariances):  # one after the other: float64 copies of all would be large
+        whitening[row] = _whitening(shrunk_towards_mean(whole(each).double(), diagonal, off_diagonal, normalise))
     distances = _whitened_distances(means, whitening, group_of)
     return lambda features: -distances(functional.normalize(features, dim=1) if normalise else features)
 
@@ -82,10 +82,15 @@ def mahalanobis(
 def bayes(statistics: ClassStatistics, shrinkage: float = 0.1) -> Classifier:
     """Log-density, up to a constant, of one Gaussian per class, each covariance shrunk towards a multiple of I."""
     covariances, group_of = _with_spread(*statistics.spread())
-    whitening = torch.stack([_whitening(shrink(each.double(), shrinkage)) for each in covariances])
+    means = statistics.means
+    whitening = means.new_empty(len(covariances), means.shape[1], means.shape[1])
+    diagonals = means.new_empty(len(covariances), means.shape[1], dtype=torch.float64)
+    for row, each in enumerate(covariances):
+        matrix = _whitening(shrink(whole(each).double(), shrinkage))
+        whitening[row], diagonals[row] = matrix, matrix.diagonal()
     # The whitening is triangular, and its determinant is that of the covariance to the power of -1/2.
-    volume = whitening.diagonal(dim1=1, dim2=2).log().sum(dim=1)[group_of].to(statistics.means.dtype)
-    distances = _whitened_distances(statistics.means, whitening.to(statistics.means.dtype), group_of)
+    volume = diagonals.log().sum(dim=1)[group_of].to(means.dtype)
+    distances = _whitened_distances(means, whitening, group_of)
     return lambda features: volume - 0.5 * distances(features)
 
 
@@ -93,7 +98,7 @@ def discriminant(statistics: ClassStatistics, shrinkage: float = 0.1) -> Classif
     """Linear discriminant analysis: `bayes` with the average covariance for all classes."""
     covariances, group_of = statistics.spread()
     share = torch.bincount(group_of, minlength=len(covariances)).to(covariances.dtype) / len(group_of)
-    pooled = torch.einsum("g,gij->ij", share, covariances)[None]
+    pooled = weighted_sum(covariances, share)[None]
     return bayes(ClassStatistics(statistics.means, pooled, torch.zeros_like(group_of)), shrinkage)
 
 
@@ -105,7 +110,7 @@ def ridge(statistics: ClassStatistics, strength: float = 0.01) -> Classifier:
     covariances, group_of = statistics.spread()
     means = statistics.means.double()
     share = torch.bincount(group_of, minlength=len(covariances)).double()
-    gram = torch.einsum("g,gij->ij", share, covariances.double()) + means.T @ means
+    gram = weighted_sum(covariances, share) + means.T @ means
     weight = ridge_weight(gram, means, strength * float(gram.diagonal().mean())).to(statistics.means.dtype)
     return lambda features: features @ weight.T
 
@@ -208,9 +213,15 @@ def _with_spread(covariances: Tensor, group_of: Tensor) -> tuple[Tensor, Tensor]
 
     A class of one image has such a covariance: with it, no other image could ever belong to that class.
     """
-    traces = covariances.diagonal(dim1=1, dim2=2).sum(dim=1)
-    known = traces > _NO_SPREAD * traces.mean()
+    spread = traces(covariances)
+    known = spread > _NO_SPREAD * spread.mean()
     if bool(known.all()) or not bool(known.any()):
+        return covariances, group_of
+    if is_factored(covariances):
+        average = weighted_sum(covariances, known.double() / known.sum())
+        leading = low_rank(average[None], 1.0)[0, :, : covariances.shape[2]].to(covariances.dtype)
+        covariances = covariances.clone()
+        covariances[~known] = functional.pad(leading, (0, covariances.shape[2] - leading.shape[1]))
         return covariances, group_of
     return torch.where(known[:, None, None], covariances, covariances[known].mean(dim=0)), group_of
 

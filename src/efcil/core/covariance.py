@@ -1,15 +1,20 @@
-"""Cheaper descriptions of class covariances: shared by a task, shrunk, of low rank, or diagonal."""
+"""Cheaper descriptions of class covariances: shared by a task, shrunk, of low rank, or diagonal.
+
+Where a tensor of covariances has fewer columns than rows, it holds factors F (C, n, r) from `low_rank`, which stand for
+F F^T: many classes are kept so, because whole matrices would not fit (see `is_factored`).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from efcil.errors import TrainingError
 
 #: Compressed forms of covariances: leading eigenvectors, or variances only.
 IN_SHORT = ("low-rank", "diagonal")
+#: Bytes of covariances that are added up at a time, in a type of twice their size.
+_ADDED_TOGETHER = 1 << 30
 
 
 def shrink(covariances: Tensor, amount: float) -> Tensor:
@@ -73,12 +78,45 @@ def join(first: Tensor, second: Tensor) -> Tensor:
     if first.dim() == 2:
         return torch.cat([first, second])
     width = max(first.shape[2], second.shape[2])
-    return torch.cat([functional.pad(each, (0, width - each.shape[2])) for each in (first, second)])
+    both = first.new_zeros(len(first) + len(second), first.shape[1], width)
+    both[: len(first), :, : first.shape[2]] = first
+    both[len(first) :, :, : second.shape[2]] = second
+    return both
 
 
 def ranks(factors: Tensor) -> Tensor:
     """The number of directions kept per class (C), for factors (C, n, r) from `low_rank`."""
     return (factors != 0).any(dim=1).sum(dim=1)
+
+
+def is_factored(covariances: Tensor) -> bool:
+    """Whether these are factors (..., n, r) with r < n, and not the covariances (..., n, n) themselves."""
+    return covariances.shape[-1] < covariances.shape[-2]
+
+
+def whole(covariances: Tensor) -> Tensor:
+    """Covariances (..., n, n), multiplied out if they are factors."""
+    return covariances @ covariances.mT if is_factored(covariances) else covariances
+
+
+def traces(covariances: Tensor) -> Tensor:
+    """The sum of the variances of each covariance (C)."""
+    if is_factored(covariances):
+        return covariances.square().sum(dim=(1, 2))
+    return covariances.diagonal(dim1=1, dim2=2).sum(dim=1)
+
+
+def weighted_sum(covariances: Tensor, weights: Tensor) -> Tensor:
+    """The sum (n, n) of covariances (C, n, n), each times its weight (C), in the type of the weights."""
+    rows = max(1, _ADDED_TOGETHER // max(1, covariances[:1].numel() * covariances.element_size()))
+    total = weights.new_zeros(covariances.shape[1], covariances.shape[1])
+    for some, weight in zip(covariances.split(rows), weights.split(rows), strict=True):
+        if is_factored(some):
+            columns = (some * weight.sqrt().to(some.dtype)[:, None, None]).permute(1, 0, 2).flatten(1)
+            total += (columns @ columns.T).to(total.dtype)
+        else:
+            total += torch.einsum("g,gij->ij", weight, some.to(weight.dtype))
+    return total
 
 
 def _leading_directions(covariance: Tensor, explained: float) -> Tensor:

@@ -2,7 +2,8 @@
 
 For one feature f with p = softmax(W f) the matrix is sum_y p_y (W^T(e_y - p)) (W^T(e_y - p))^T, which equals
 W^T (diag(p) - p p^T) W. It is linear in diag(p) and p p^T, so the mean over a task needs only the mean of p and of
-p p^T: one m x m accumulation over the data and two products at the end.
+p p^T: one m x m accumulation over the data and two products at the end. With more classes than features, the sum of
+(W^T p) (W^T p)^T is accumulated instead, which is n x n: 10,000 classes would need 800 MB for the other one.
 
 The scores of cosine heads change with the direction of f alone. There W is replaced by s U (I - f f^T / |f|^2) / |f|
 with the rows of U of unit length, which differs from feature to feature, so that n x n matrices are accumulated.
@@ -28,6 +29,7 @@ _SHORTEST = 1e-12
 class FeatureMatrixSum:
     """What has been seen so far: sum of p (m), sum of p p^T (m, m), both float64, and the number of samples.
 
+    Where `head` (m, n) is given, in float64, the second sum is that of (W^T p) (W^T p)^T (n, n).
     Of cosine heads it is `whole`, the sum of the feature matrices (n, n) themselves.
     """
 
@@ -35,12 +37,22 @@ class FeatureMatrixSum:
     outer: Tensor
     count: int
     whole: Tensor | None = None
+    head: Tensor | None = None
 
     @classmethod
     def empty(cls, classes: int, device: torch.device | str = "cpu") -> FeatureMatrixSum:
         """The sum over no sample, for `classes` seen classes."""
         zeros = torch.zeros(classes, classes, dtype=torch.float64, device=device)
         return cls(zeros[0].clone(), zeros, 0)
+
+    @classmethod
+    def of_head(cls, weight: Tensor) -> FeatureMatrixSum:
+        """The sum over no sample, for the head `weight` (m, n), in the smaller of the two forms."""
+        classes, size = weight.shape
+        if classes <= size:
+            return cls.empty(classes, weight.device)
+        zeros = torch.zeros(classes, dtype=torch.float64, device=weight.device)
+        return cls(zeros, zeros.new_zeros(size, size), 0, weight.double())
 
     def matrix(self, weight: Tensor) -> Tensor:
         """The feature matrix (n, n) of all samples accumulated, for the head `weight` (m, n)."""
@@ -50,16 +62,22 @@ class FeatureMatrixSum:
             )
         if self.whole is not None:
             return ((self.whole + self.whole.T) / (2 * self.count)).to(weight.dtype)
-        return feature_matrix(weight, self.probability / self.count, self.outer / self.count)
+        if self.head is None:
+            return feature_matrix(weight, self.probability / self.count, self.outer / self.count)
+        scaled = self.head * (self.probability / self.count)[:, None]
+        matrix = self.head.T @ scaled - self.outer / self.count
+        return ((matrix + matrix.T) / 2).to(weight.dtype)
 
 
 def accumulate(total: FeatureMatrixSum, logits: Tensor) -> FeatureMatrixSum:
     """Add the samples of one chunk, given their `logits` (B, m) over all seen classes; returns a new sum."""
     probabilities = torch.softmax(logits.double(), dim=1)
+    rows = probabilities if total.head is None else probabilities @ total.head
     return FeatureMatrixSum(
         total.probability + probabilities.sum(dim=0),
-        total.outer + probabilities.T @ probabilities,
+        total.outer + rows.T @ rows,
         total.count + logits.shape[0],
+        total.head,
     )
 
 

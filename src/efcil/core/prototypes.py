@@ -11,10 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from efcil.core.covariance import is_factored
 from efcil.errors import TrainingError
 
-# Covariances factorised at a time: bounds the float64 copies to 128 MiB for 512 features.
+# Covariances factorised at a time on a GPU: bounds the float64 copies to 128 MiB for 512 features. A CPU factorises
+# them one after the other anyway, and large copies cost it more than the factors.
 _FACTORISED_TOGETHER = 64
+# Bytes of factors copied at a time where rows are few for the number of classes.
+_GATHERED_TOGETHER = 1 << 27
+# Empty places for every row, from which on a product for all classes wastes more than it saves.
+_PADDING = 8
 _JITTER_ATTEMPTS = 12
 _SMALLEST_JITTER = 1e-12
 
@@ -59,10 +65,14 @@ def cholesky_factors(covariances: Tensor, jitter: float = 1e-5) -> Tensor:
 
     Factorised in float64, returned in the type of `covariances`. If rounding makes a matrix indefinite beyond the
     jitter, only that matrix is tried again with ten times the jitter (with very little after none), until it succeeds.
+    Covariances that are factors already (see core/covariance.py) are returned as they are: they need no jitter.
     """
+    if is_factored(covariances):
+        return covariances
     factors = torch.empty_like(covariances)
-    for start in range(0, len(covariances), _FACTORISED_TOGETHER):
-        part = slice(start, start + _FACTORISED_TOGETHER)
+    together = _FACTORISED_TOGETHER if covariances.device.type == "cuda" else 1
+    for start in range(0, len(covariances), together):
+        part = slice(start, start + together)
         factors[part] = _factorise(covariances[part].double(), jitter, start).to(covariances.dtype)
     return factors
 
@@ -75,12 +85,15 @@ def _factorise(covariances: Tensor, jitter: float, first: int) -> Tensor:
             "probably diverged: lower the learning rate."
         )
     identity = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
-    factors = torch.empty_like(covariances)
+    factors = torch.empty_like(covariances)  # on a CPU, memory that is never touched costs nothing
     pending = torch.arange(len(covariances), device=covariances.device)
     for attempt in range(_JITTER_ATTEMPTS):
         added = max(jitter, _SMALLEST_JITTER) * 10.0**attempt if attempt else jitter
-        attempted, failure = torch.linalg.cholesky_ex(covariances[pending] + added * identity)
+        tried = covariances[pending] if attempt else covariances
+        attempted, failure = torch.linalg.cholesky_ex(tried + added * identity)
         done = failure == 0
+        if attempt == 0 and bool(done.all()):
+            return attempted
         factors[pending[done]] = attempted[done]
         pending = pending[~done]
         if len(pending) == 0:
@@ -112,8 +125,13 @@ def coloured_noise(factors: Tensor, labels: Tensor, noise: Tensor, largest_count
 
     Rows that share a label are multiplied together, so no factor is copied per row. With `largest_count`, a bound on
     how often one label occurs (ceil(K / C) for balanced labels), it is a single batched product of a fixed shape
-    that never waits for the device; without, one product per label that occurs.
+    that never waits for the device; without, one product per label that occurs. If there are many more classes than
+    rows, most places of that product would be empty: factors are then taken row by row, by pieces of bounded memory.
     """
+    if largest_count is not None and len(factors) * largest_count > _PADDING * max(len(labels), 1):
+        if labels.device.type == "cuda":
+            return _coloured_by_row(factors, labels, noise)
+        largest_count = None
     order = torch.argsort(labels, stable=True)
     grouped = labels[order]
     result = noise.new_empty(len(labels), factors.shape[1])
@@ -127,6 +145,13 @@ def coloured_noise(factors: Tensor, labels: Tensor, noise: Tensor, largest_count
     padded[grouped, place] = noise[order]
     products_by_label = padded @ factors.transpose(1, 2)
     return result.index_copy(0, order, products_by_label[grouped, place])
+
+
+def _coloured_by_row(factors: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+    """L^c e for every row, each with a copy of its factor; shapes are fixed, so it never waits for the device."""
+    rows = max(1, _GATHERED_TOGETHER // max(1, factors[:1].numel() * factors.element_size()))
+    pieces = zip(labels.split(rows), noise.split(rows), strict=True)
+    return torch.cat([torch.bmm(factors[some], part[:, :, None])[:, :, 0] for some, part in pieces])
 
 
 @dataclass(frozen=True)

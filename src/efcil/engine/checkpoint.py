@@ -18,7 +18,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,12 @@ NAMED_BY_USERS = "model"
 LEARNER, OPTIMISER, AVERAGE = "learner.", "optimiser.", "average."
 #: Steps after which the processes of a run ask each other whether one of them wants to save or to stop.
 STEPS_BETWEEN_QUESTIONS = 8
+#: What safetensors calls the types of numbers. A file has them in the reverse order.
+_NAMES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
+    torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64", torch.int64: "I64",
+}  # fmt: skip
+_TYPES = tuple(_NAMES)
 
 
 class CheckpointError(TrainingError):
@@ -86,18 +92,17 @@ class Checkpoint:
 
 def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], stem: str = "state") -> None:
     """Save a checkpoint in `folder`, replacing an earlier one."""
-    content = serialise_tensors(taken(tensors))
-    sha256 = hashlib.sha256(content).hexdigest()
+    sha256, size = _digest_and_size(tensors)
     name = f"{stem}-{sha256[:16]}.safetensors"
     described = {
         "format": FORMAT,
         "facts": _without_nan(facts),
-        "tensors": {"file": name, "bytes": len(content), "sha256": sha256},
+        "tensors": {"file": name, "bytes": size, "sha256": sha256},
     }
     described["checksum"] = _checksum(described)
     _refuse_foreign(folder, stem)
     try:
-        write_own(folder / name, content)
+        write_own(folder / name, tensor_file(tensors))
         write_own(folder / f"{stem}.json", (json.dumps(described, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise CheckpointError(
@@ -109,7 +114,34 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any],
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 that the tensor file of a checkpoint with these tensors has."""
-    return hashlib.sha256(serialise_tensors(taken(tensors))).hexdigest()
+    return _digest_and_size(tensors)[0]
+
+
+def _digest_and_size(tensors: Mapping[str, Tensor]) -> tuple[str, int]:
+    found, size = hashlib.sha256(), 0
+    for piece in tensor_file(tensors):
+        found.update(piece)
+        size += len(piece)
+    return found.hexdigest(), size
+
+
+def tensor_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield the content of a tensor file, byte for byte what safetensors makes, in pieces.
+
+    safetensors holds three copies of all tensors while it makes the file. Here one tensor is copied at a time, and only
+    from a device: thousands of class covariances take gigabytes.
+    """
+    order = sorted(tensors, key=lambda name: (-_TYPES.index(tensors[name].dtype), name))
+    header, end = {}, 0
+    for name in order:
+        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        named = _NAMES[tensors[name].dtype]
+        header[name] = {"dtype": named, "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        yield tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def taken(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

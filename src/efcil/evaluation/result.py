@@ -10,6 +10,9 @@ import numpy as np
 from efcil.evaluation import classification
 from efcil.evaluation.classification import Calibration
 
+#: Of more classes, a confusion matrix is neither written nor drawn: it would have more cells than a screen has pixels,
+#: and most of them are zero. Pairs of classes are listed.
+MOST_IN_FULL = 2000
 #: Besides the first answer: whether the true class is among the first so many.
 TOP = (3, 5)
 
@@ -147,7 +150,7 @@ class Evaluation:
                 "rows": "true class",
                 "columns": "answer",
                 "classes": labels,
-                "images": self.confusion.tolist(),
+                "images": self.confusion.tolist() if len(labels) <= MOST_IN_FULL else None,
             },
             "confusions": [
                 {"class": labels[truth], "answer": labels[answer], "images": images}

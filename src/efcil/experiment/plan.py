@@ -207,6 +207,11 @@ class Plan:
         positions = self.scenario.tasks[index]
         return Task(index, positions[0], len(positions), seed, batch_size)
 
+    def memory_outlook(self) -> str | None:
+        """Return what the method will keep of all classes, in a sentence, if that is much; None if it is not."""
+        memory = self.blueprint.method.remembers(self.resolved.method, self.backbone.feature_size)
+        return None if memory is None else memory.outlook(self.scenario.number_of_classes)
+
     # -- images --------------------------------------------------------------------------------------------------
 
     @cached_property

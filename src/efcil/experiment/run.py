@@ -201,6 +201,8 @@ class Run:
         )
         counted = "" if plan.answers is None else f", answers: {domains.counted(plan.answers)}"
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{counted}{at}")
+        if (outlook := plan.memory_outlook()) is not None:
+            self.progress.say(outlook)
         resumable = True  # later, a checkpoint found there is of a task that this process has finished
         for index in range(done, plan.tasks):
             if plan.is_measured(index):

@@ -229,6 +229,9 @@ def _refuse_full(plan: Plan, state: RunState) -> None:
     assert state.method is not None
     size = _bytes(state.method.state_dict())
     growing = _bytes(state.method.stored()) * (plan.scenario.number_of_classes / plan.scenario.task_sizes[0] - 1)
+    memory = getattr(state.method, "memory", None)
+    if memory is not None and memory.too_large(plan.scenario.number_of_classes):
+        growing = min(growing, memory.limit)  # from there on, less is kept of every class
     # Twice, because the old state stays until the new one has replaced it.
     refuse_full(plan.folder.path, int(2 * (size + growing)))
 

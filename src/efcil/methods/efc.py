@@ -15,7 +15,7 @@ from efcil.core.feature_matrix import FeatureMatrixSum, accumulate, accumulate_c
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
-from efcil.methods.memory import ClassMemory, Sampler
+from efcil.methods.memory import LIMIT, ClassMemory, Sampler
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
@@ -52,6 +52,13 @@ class PrototypeSettings:
         minimum=1e-3,
         maximum=1,
         needs=("covariance", "low-rank"),
+    )
+    covariance_limit: float = option(
+        LIMIT / 1e9,
+        "Gigabytes that covariances of single classes may take. If they would take more (2 GB: 1,907 classes with 512 "
+        "features), only directions with 0.9 of the variance are kept, as with covariance=low-rank.",
+        minimum=0,
+        needs=("covariance", ("class", "low-rank")),
     )
     jitter: float = option(1e-5, "Added to the diagonal of a covariance when it is sampled from.", minimum=0)
 
@@ -128,6 +135,7 @@ class ElasticFeatureConsolidation(Method):
             why="stand for a class's features when it is rehearsed, and are moved along the drift",
             covariances=settings.covariance,
             share=settings.covariance_share,
+            limit=1e9 * settings.covariance_limit,
             table=True,
         )
 
@@ -208,6 +216,7 @@ class ElasticFeatureConsolidation(Method):
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Move the old means along the drift, then compute the new feature matrix, means and covariances."""
+        self._sampler = None  # its factors take as much memory as the covariances, of which there will be more
         if task.index > 0 and self.settings.prototype_update != "none":
             self._follow_drift(data)
         self.feature_matrix = self._measure_feature_matrix(task, data)
@@ -228,7 +237,7 @@ class ElasticFeatureConsolidation(Method):
     def _measured(self, task: Task, data: TaskImages) -> FeatureMatrixSum:
         """Return what the feature matrix is made of: the predictions for one view of the task's images."""
         weight = self.network.head_weight()
-        total = FeatureMatrixSum.empty(task.seen, weight.device)
+        total = FeatureMatrixSum.of_head(weight)
         # Full batches only, as in the authors' code, unless there is none.
         left = len(data) // task.batch_size * task.batch_size or len(data)
         for images, _ in data.augmented("feature-matrix"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from efcil.methods.base import Batch, Plan, Task, Terms
 from efcil.methods.efc import ElasticFeatureConsolidation, ElasticSettings, PrototypeSettings
 from efcil.methods.memory import ClassMemory
 from efcil.settings import option
+
+#: Bytes of drawn features that heads are re-balanced on at a time; ImageNet-1K's 1,000 classes need 2.4e9.
+_FEATURE_BYTES = 4 * 10**9
 
 
 class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
@@ -53,6 +57,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
             why="stand for a class's features when heads are re-balanced, and are moved along the drift",
             covariances=settings.covariance,
             share=settings.covariance_share,
+            limit=1e9 * settings.covariance_limit,
             table=True,
             counts=True,
         )
@@ -109,17 +114,21 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
         sampler, counts = self.memory.sampler(settings.jitter), self.memory.counts.tolist()
         weight = self.network.head_weight().detach().clone()
         velocity = torch.zeros_like(weight)
-        for epoch in range(settings.rebalance_epochs):
-            if settings.rebalance_fresh or epoch == 0:
+        # All features of an epoch at once, unless they would take too much memory: then equal parts of every class.
+        parts = max(1, -(-sum(counts) * weight.shape[1] * weight.element_size() // _FEATURE_BYTES))
+        for epoch, part in product(range(settings.rebalance_epochs), range(parts)):
+            if part == 0 and (settings.rebalance_fresh or epoch == 0):
                 real, labels = gaussians.collect(self.network.features, data.augmented("rebalance", epoch))
-            generator = seeds.generator(data.device, task.seed, "rebalance", task.index, epoch)
-            drawn, old = sampler.classes(counts, generator)
-            order = torch.randperm(len(real) + len(drawn), generator=generator, device=data.device)
+            if part == 0:
+                generator = seeds.generator(data.device, task.seed, "rebalance", task.index, epoch)
+            drawn, old = sampler.classes([(count + part) // parts for count in counts], generator)
+            some, known = real[part::parts], labels[part::parts]
+            order = torch.randperm(len(some) + len(drawn), generator=generator, device=data.device)
             softmax_epoch(
                 weight,
                 velocity,
-                torch.cat([real.to(weight.dtype), drawn])[order],
-                torch.cat([labels, old])[order],
+                torch.cat([some.to(weight.dtype), drawn])[order],
+                torch.cat([known, old])[order],
                 batch_size=settings.rebalance_batch_size,
                 learning_rate=settings.rebalance_learning_rate,
                 momentum=settings.rebalance_momentum,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,11 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from efcil.core import gaussians, prototypes
 from efcil.core.classifiers import ClassStatistics
-from efcil.core.covariance import IN_SHORT, join, ranks, shorten, spell_out, task_average
+from efcil.core.covariance import IN_SHORT, is_factored, join, low_rank, ranks, shorten, spell_out, task_average, whole
 from efcil.core.transport import AffineMap
 from efcil.methods.kept import Keeping, rows_of, weighted
 
@@ -24,6 +26,13 @@ SHARED = ("task", "last-task", "common", POOLED)
 MOMENTS = "moments"
 #: All forms of covariances: one per class in full, shared, compressed, or as second moments about the origin.
 FORMS = ("class", *SHARED, *IN_SHORT, MOMENTS)
+
+#: Bytes that covariances of classes, kept whole, may take unless settings say otherwise.
+LIMIT = 2 * 10**9
+#: Share of the variance that is kept of covariances which would take more than the limit. Heads re-balanced with them
+#: were as accurate as with whole ones (docs/scale.md).
+SHARE_BEYOND = 0.9
+_NUMBER = torch.float32.itemsize
 
 _AVERAGE = "An average over a class's images in feature space, which many different images share. "
 _SPAN = (
@@ -41,6 +50,9 @@ class ClassMemory(Keeping):
     ones keep `share` of a class's variance. With `table`, which covariance a class uses is saved in every form, not
     only if classes share them. With `counts`, the number of images of every class is saved too. A pooled covariance
     depends neither on the order of the classes nor on their grouping into tasks; `freedom` is what it is based on.
+
+    If one covariance per class would take more than `limit` bytes, only factors of low rank are kept: `covariances`
+    then has fewer columns than rows (see core/covariance.py). That changes nothing in the names of what is saved.
     """
 
     means: Tensor
@@ -60,9 +72,10 @@ class ClassMemory(Keeping):
         share: float = 0.99,
         table: bool = False,
         counts: bool = False,
+        limit: float = math.inf,
     ) -> None:
         super().__init__()
-        self.form, self.share = covariances, share
+        self.form, self.share, self.limit = covariances, SHARE_BEYOND if covariances == "class" else share, limit
         self.has_table, self.has_counts = table or covariances in SHARED, counts
         self.keep(
             "means",
@@ -105,7 +118,8 @@ class ClassMemory(Keeping):
             # The compressed form is saved; the full covariances are computed from it.
             self.register_buffer("covariances", torch.zeros(0, size, size), persistent=False)
         else:
-            name, empty = "covariances", torch.zeros(0, size, size)
+            # An empty dimension fits any size: in a limited memory, columns may become fewer.
+            name, empty = "covariances", torch.zeros(0, size, 0 if self.form == "class" else size)
         own = 0 if self.form in SHARED else 1
         self.keep(name, empty, why=why, title=title, recovery=_AVERAGE + _SPAN, per_class=own)
         if self.form == POOLED:
@@ -132,13 +146,40 @@ class ClassMemory(Keeping):
         whole = self.form is not None and self.form != MOMENTS and self.form not in IN_SHORT
         return whole and len(self.covariances) == len(self.means)
 
+    @property
+    def factored(self) -> bool:
+        """Whether only factors of covariances are there, because they would take too much memory."""
+        return self.form is not None and self.form != MOMENTS and len(self.means) > 0 and is_factored(self.covariances)
+
+    def too_large(self, classes: int) -> bool:
+        """Return whether one whole covariance for each of so many classes would take more than the limit."""
+        return classes * self.means.shape[1] ** 2 * _NUMBER > self.limit
+
+    def outlook(self, classes: int) -> str | None:
+        """Return what to expect with so many classes, in a sentence, if that is much; None if it is not."""
+        size = self.means.shape[1]
+        taken = classes * size**2 * _NUMBER
+        if self.form not in ("class", MOMENTS) or taken <= min(self.limit, LIMIT):
+            return None
+        begin = f"One covariance for each of {classes:,} classes with {size:,} features takes {taken / 1e9:.3g} GB"
+        if not self.too_large(classes):
+            return f"{begin}, in memory and in every checkpoint."
+        first = int(self.limit // (size**2 * _NUMBER)) + 1
+        return (
+            f"{begin}, more than covariance_limit={self.limit / 1e9:g}. From class {first:,} on, only the leading "
+            f"directions of each are kept, with {self.share:.0%} of its variance (covariance=low-rank). To keep all: "
+            f"--set covariance_limit={math.ceil(taken / 1e9)}"
+        )
+
     def statistics(self) -> ClassStatistics:
         """Return means and covariances for classifiers."""
         if self.form is None:
             return ClassStatistics(self.means)
         if self.form == MOMENTS:
             return ClassStatistics(self.means, self.moments - self.means[:, :, None] * self.means[:, None])
-        return ClassStatistics(self.means, self.covariances, self.covariance_of if self.has_table else None)
+        size = self.means.shape[1]
+        covariances = self.covariances if len(self.means) else self.means.new_zeros(0, size, size)
+        return ClassStatistics(self.means, covariances, self.covariance_of if self.has_table else None)
 
     def spread(self) -> Tensor:
         """Return what is kept of covariances, in the form that it is kept in; not if there are none."""
@@ -146,7 +187,9 @@ class ClassMemory(Keeping):
 
     def components(self) -> list[int] | None:
         """Return how many components the low-rank covariance of every class has, None in another form."""
-        counts: list[int] | None = ranks(self.compact).tolist() if self.form == "low-rank" else None
+        if self.form != "low-rank" and not self.factored:
+            return None
+        counts: list[int] = ranks(self.spread()).tolist()
         return counts
 
     def sampler(self, jitter: float) -> Sampler:
@@ -212,11 +255,22 @@ class ClassMemory(Keeping):
         elif self.form in IN_SHORT:
             self.compact = join(self.compact, shorten(new, str(self.form), self.share))
             self.restored()
+        elif self.form == "class" and self.too_large(earlier + len(new)):
+            self.covariances = join(self._in_factors(self.covariances), self._in_factors(new))
         else:
-            self.covariances = torch.cat([self.covariances, new])
+            self.covariances = join(self.covariances, new)
         if self.has_table:
             one = self.form in ("common", "last-task")
             self.covariance_of = every if one else torch.cat([self.covariance_of, places])
+
+    def _in_factors(self, covariances: Tensor) -> Tensor:
+        """Return factors (C, n, r) of covariances (C, n, n); what is factors already is returned as it is."""
+        # With as many columns as rows, they would look like covariances.
+        return (
+            covariances
+            if is_factored(covariances)
+            else low_rank(covariances, self.share)[:, :, : len(covariances[0]) - 1]
+        )
 
     def move(self, means: Tensor) -> None:
         """Set the means of the classes (C, n); their covariances stay."""
@@ -227,16 +281,36 @@ class ClassMemory(Keeping):
         self.means = by.points(self.means)
         if self.form is None:
             return
+        if self.factored:
+            self._set_factors([self._carried(each, by, residual) for each in self.covariances])
+            return
         self.covariances = by.covariances(self.covariances, residual)
         if self.form in IN_SHORT:
             # A map does not raise the rank, so the result need not be truncated again.
             self.compact = shorten(self.covariances, str(self.form), self.share if residual else 1.0)
             self.restored()
 
+    def _carried(self, factor: Tensor, by: AffineMap, residual: bool) -> Tensor:
+        """Move one factor (n, r) by a map, likewise."""
+        moved = by.matrix @ factor.double()
+        if residual:
+            moved = self._in_factors((moved @ moved.T + by.residual)[None])[0]
+        return moved.to(factor.dtype)
+
+    def _set_factors(self, factors: Sequence[Tensor]) -> None:
+        """Set the factors (n, r) of all classes, each with columns of its own."""
+        width = max(each.shape[1] for each in factors)
+        self.covariances = torch.stack([functional.pad(each, (0, width - each.shape[1])) for each in factors])
+        if self.form in IN_SHORT:
+            self.compact = self.covariances
+
     def replace(self, number: int, mean: Tensor, spread: Tensor) -> None:
         """Replace mean (n) and covariance or second moment (n, n) of one class."""
         kept = self.moments if self.form == MOMENTS else self.covariances
         self.means[number] = mean.to(self.means)
+        if self.factored:
+            self._set_covariance(number, spread, len(self.means))
+            return
         kept[number] = spread.to(kept)
 
     def blend(self, features: Tensor, labels: Tensor, images: Sequence[int]) -> None:
@@ -260,7 +334,7 @@ class ClassMemory(Keeping):
     ) -> None:
         """Blend new means and covariances of `known` classes into theirs, one class after the other."""
         for row, number in enumerate(known):
-            before = (self.means[number], self.covariances[number], images[number])
+            before = (self.means[number], whole(self.covariances[number]), images[number])
             self.replace(number, *gaussians.blend(before, (means[row], covariances[row], int(fresh[number]))))
 
     # -- classes that go -----------------------------------------------------------------------------------------
@@ -303,9 +377,9 @@ class ClassMemory(Keeping):
             self._pool_merged(classes, images)
         else:
             covariances, of = self.statistics().spread()
-            joined = (self.means[first], covariances[of[first]], images[first])
+            joined = (self.means[first], whole(covariances[of[first]]), images[first])
             for each in classes[1:]:
-                both = gaussians.blend(joined, (self.means[each], covariances[of[each]], images[each]))
+                both = gaussians.blend(joined, (self.means[each], whole(covariances[of[each]]), images[each]))
                 joined = (*both, joined[2] + images[each])
             self.means[first] = joined[0]
             self._set_covariance(first, joined[1], seen - len(classes) + 1)
@@ -325,7 +399,10 @@ class ClassMemory(Keeping):
 
     def _set_covariance(self, number: int, covariance: Tensor, left: int) -> None:
         """Set the covariance of one class, in the form they are kept in; `left` classes will be left."""
-        if self.form == "task":
+        if self.factored:
+            new = self._in_factors(covariance[None])[0].to(self.covariances.dtype)
+            self._set_factors([*self.covariances[:number], new, *self.covariances[number + 1 :]])
+        elif self.form == "task":
             self.covariance_of[number] = len(self.covariances)
             self.covariances = torch.cat([self.covariances, covariance[None]])
         elif self.form in SHARED:
@@ -346,13 +423,15 @@ class ClassMemory(Keeping):
 
     def restored(self) -> None:
         """Compute what is not saved from what is saved. Called after a state was loaded."""
-        if self.form in IN_SHORT:
+        if self.form == "low-rank" and self.too_large(len(self.compact)) and is_factored(self.compact):
+            self.covariances = self.compact
+        elif self.form in IN_SHORT:
             self.covariances = spell_out(self.compact)
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws features of classes from their Gaussians: means (C, n), factors (G, n, n), and which one a class uses (C).
+    """Draws features of classes from their Gaussians: means (C, n), factors (G, n, r), and which one a class uses (C).
 
     At most `shared` classes use one factor.
     """
@@ -364,7 +443,7 @@ class Sampler:
 
     def features(self, labels: Tensor, generator: torch.Generator, most: int) -> Tensor:
         """Draw a feature for each label (K); no label may occur more than `most` times. Never waits for a device."""
-        noise = torch.randn(len(labels), self.means.shape[1], generator=generator, device=labels.device)
+        noise = torch.randn(len(labels), self.factors.shape[2], generator=generator, device=labels.device)
         groups = self.factor_of[labels]
         return self.means[labels] + prototypes.coloured_noise(self.factors, groups, noise, most * self.shared)
 

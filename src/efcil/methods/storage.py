@@ -40,6 +40,9 @@ def _of_covariances(method: Method) -> dict[str, Any]:
     memory = memories[0]
     kept = memory.spread()
     found: dict[str, Any] = {"covariance": {"form": memory.form, "matrices": len(kept), **_amount([kept])}}
+    if memory.form == "class" and memory.factored:
+        # They would have taken more than the limit.
+        found["covariance"] |= {"form": "low-rank", "instead_of": "class", "limit_bytes": int(memory.limit)}
     ranks = memory.components()
     if ranks is not None and len(ranks):
         needed = sum(ranks) * kept.shape[1]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from efcil import methods
+from efcil.core.covariance import whole
 from efcil.engine import checkpoint
 from efcil.files import is_lock
 from efcil.methods.base import Method
@@ -217,7 +218,7 @@ def false_covariances(method: Method) -> list[str]:
         return []
     found = []
     for number, stored in enumerate(statistics.covariances):
-        matrix = stored.double()
+        matrix = whole(stored.double())
         tolerance = _ROUNDING * float(matrix.abs().max())
         skewed = float((matrix - matrix.T).abs().max()) > tolerance
         raised = matrix + tolerance * torch.eye(len(matrix), dtype=matrix.dtype)

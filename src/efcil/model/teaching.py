@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from efcil import methods
 from efcil.activity import doing
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
@@ -78,7 +79,8 @@ def teach(
             if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
                 held_out = begun.held_out
             refuse_full(folder, needed_bytes(model))
-            for line in (*remarks, *_beside(folder, model), *_computed_otherwise(model), *_made_of(model)):
+            said = (*_beside(folder, model), *_computed_otherwise(model), *_made_of(model), *_outlook(model, labels))
+            for line in (*remarks, *said):
                 progress.say(line)
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
             refuse_classes(model, labels, more=more, keep=keep)  # before many images are decoded
@@ -104,6 +106,15 @@ def _say_how_long(model: Model, pixels: np.ndarray, more: bool, progress: Progre
         seconds, line = estimate(model, pixels, more=more)
     progress.say(line)
     progress.expect(seconds)
+
+
+def _outlook(model: Model, labels: Sequence[Hashable]) -> Iterator[str]:
+    """Yield what will be kept of all classes, if that is much."""
+    card = model.card
+    size = model_folder.backbone(card).feature_size
+    memory = methods.get(card.settings.method).remembers(card.resolved.method, size)
+    if memory is not None and (line := memory.outlook(len(set(card.labels) | set(labels)))) is not None:
+        yield line
 
 
 @contextlib.contextmanager

@@ -119,7 +119,12 @@ class Backbone:
 
     def bytes(self) -> int:
         """Return the size of the backbone's parameters."""
-        return _bytes(self.architecture)
+        return _measured(self.architecture)[0]
+
+    @property
+    def feature_size(self) -> int:
+        """How many features the backbone gives."""
+        return _measured(self.architecture)[1]
 
 
 def check_name(name: str) -> None:
@@ -270,11 +275,13 @@ def _timm() -> Any:
 
 
 @cache
-def _bytes(architecture: str) -> int:
+def _measured(architecture: str) -> tuple[int, int]:
+    """Bytes of the parameters, and number of features."""
     # Built for it: on the device `meta`, which allocates nothing, the first network takes a second.
     with torch.random.fork_rng(devices=[]):
         network = _build(architecture, loaded=False)
-    return sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+    return size, int(network.feature_size)  # type: ignore[arg-type]
 
 
 def _view_of_module(module: nn.Module) -> View:

@@ -13,6 +13,7 @@ import numpy as np
 
 from efcil.errors import EfcilError
 from efcil.evaluation.metrics import average_forgetting
+from efcil.evaluation.result import MOST_IN_FULL
 from efcil.evaluation.storage import StoredBytes, stored_bytes
 from efcil.report.table import Row, mapping
 
@@ -135,7 +136,7 @@ class Details:
         """Shares in percent (true x predicted, over all seeds), names as in `classes`, and frequent confusions.
 
         The confusions are (true class, answer, images over all seeds), the most frequent first. Classes that share
-        their answer are not confused with each other.
+        their answer are not confused with each other. Of very many classes there are no shares.
         """
         found: list[np.ndarray] = []
         names: list[list[str]] = []
@@ -145,7 +146,7 @@ class Details:
             known = summary.get("class_names")
             if counts is None or not isinstance(known, list) or len(known) != len(counts):
                 continue
-            found.append(np.asarray(counts, dtype=float))
+            found.append(np.asarray(counts, dtype=float) if len(counts) <= MOST_IN_FULL else np.zeros((0, 0)))
             names.append([str(name) for name in known])
             shared = summary.get("answers")
             answers = shared if isinstance(shared, list) and len(shared) == len(known) else range(len(known))

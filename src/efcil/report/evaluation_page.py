@@ -18,7 +18,7 @@ import efcil
 from efcil.data.decode import Encoded, Fit, decode_image
 from efcil.errors import DataError
 from efcil.evaluation.classification import Calibration
-from efcil.evaluation.result import ClassResult, Evaluation, Mistake
+from efcil.evaluation.result import MOST_IN_FULL, ClassResult, Evaluation, Mistake
 from efcil.output import escape
 from efcil.report.evaluation_words import counted, file_name, percent, rejection, spelling
 from efcil.report.style import STYLE
@@ -257,7 +257,12 @@ def _confusions(found: Evaluation) -> str:
     if not found.images:
         return ""
     places = [place for place, each in enumerate(found.classes) if each.images or each.answered]
-    drawn = _table(found, places) if len(places) <= MOST_IN_TABLE else _picture(found, places)
+    if len(places) <= MOST_IN_TABLE:
+        drawn = _table(found, places)
+    elif len(places) <= MOST_IN_FULL:
+        drawn = _picture(found, places)
+    else:
+        drawn = f'<p class="soft">{len(places):,} classes are too many for a picture.</p>'
     confusions = found.confusions
     items = "".join(
         f"<li>{images:,}: {escape(found.classes[truth].name)} taken for {escape(found.classes[answer].name)}</li>"

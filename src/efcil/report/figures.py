@@ -222,7 +222,7 @@ def class_map(details: Details) -> HeatMap | None:
 def confusion_map(details: Details) -> HeatMap | None:
     """Which class was taken for which after the last task, in percent of the true class."""
     found = details.confusion
-    if found is None:
+    if found is None or not found[0].size:
         return None
     shares, names, _ = found
     empty = np.where(shares > 0, shares, math.nan)
