@@ -270,8 +270,8 @@ def stem_input(
     width = _tile(k)
     _masked_product[(triton.cdiv(rows, 128), triton.cdiv(k, width))](
         gradient, activation, o, weight, part, rows, high, wide, k, outputs, kind(other, gradient), 128,
-        _tile(outputs), width, num_warps=4,
-    )  # fmt: skip
+        _tile(outputs), width, num_warps=4, num_stages=1,
+    )  # fmt: skip  # one stage: three operands of float32 in flight would not fit the shared memory
     out = torch.empty(batch, *size, 3, device=gradient.device, dtype=torch.float32)
     _gather_windows[(triton.cdiv(out.numel(), 512),)](
         part, out, out.numel(), *size, high, wide, stride, padding, side, 512, num_warps=4
