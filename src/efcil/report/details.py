@@ -134,7 +134,8 @@ class Details:
     def confusion(self) -> tuple[np.ndarray, tuple[str, ...], list[tuple[str, str, int]]] | None:
         """Shares in percent (true x predicted, over all seeds), names as in `classes`, and frequent confusions.
 
-        The confusions are (true class, answer, images over all seeds), the most frequent first.
+        The confusions are (true class, answer, images over all seeds), the most frequent first. Classes that share
+        their answer are not confused with each other.
         """
         found: list[np.ndarray] = []
         names: list[list[str]] = []
@@ -146,8 +147,11 @@ class Details:
                 continue
             found.append(np.asarray(counts, dtype=float))
             names.append([str(name) for name in known])
-            wrong = np.argwhere(counts * (1 - np.eye(len(counts), dtype=counts.dtype))).tolist()
-            for true, answer in wrong:
+            shared = summary.get("answers")
+            answers = shared if isinstance(shared, list) and len(shared) == len(known) else range(len(known))
+            for true, answer in np.argwhere(counts).tolist():
+                if answers[true] == answers[answer]:
+                    continue
                 pair = (names[-1][true], names[-1][answer])
                 pairs[pair] = pairs.get(pair, 0) + int(counts[true, answer])
         if not found or len({each.shape for each in found}) > 1:
