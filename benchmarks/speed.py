@@ -3,10 +3,17 @@
     python benchmarks/speed.py --output benchmarks/results/speed-h200.csv
     python benchmarks/speed.py --run runs/cifar100/cs10/efc/seed0      # adds the split of a whole run
     python benchmarks/speed.py --pixels 64 --output benchmarks/results/speed-64-h200.csv    # Tiny-ImageNet's size
+    python benchmarks/speed.py --pixels 224 --several --output FILE    # ImageNet's size, the usual ResNet-18
     python benchmarks/speed.py --pixels 64 --profile                   # which kernels the time goes to
+    python benchmarks/speed.py --pixels 64 --compile 240               # also the same network under torch.compile
     python benchmarks/speed.py --small                                 # a slim network, for a look on a laptop
 
-Images are random: the time of a step does not depend on what they show. Times are medians of several repeats.
+Images are random: the time of a step does not depend on what they show. Times are medians of several repeats. Batch and
+optimisers are those of the dataset's preset.
+
+`--compile SECONDS` times the same network and step under `torch.compile` with max-autotune, in bf16 and channels-last,
+in the same process: once with the CUDA graphs that PyTorch makes of it, and once inside the graph that we make of the
+whole step. Compiling may take minutes; after so many seconds it is given up, and a row says so.
 """
 
 from __future__ import annotations
@@ -14,12 +21,15 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +49,8 @@ from efcil.methods import get
 from efcil.methods.base import Task
 from efcil.network.backbones import NETWORKS
 from efcil.network.resnet import ResNet
-from efcil.settings import Recipe
+from efcil.resolution import resolve
+from efcil.settings import Recipe, Settings
 
 NORMALISATION = Normalisation((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
@@ -56,10 +67,16 @@ class Sizes:
     test_images: int = 10_000
     augmentation: str = "padded-resized-crop"
     new: int = 10
+    preset: str = "cifar100"
+    epochs: int = 4
 
 
-#: A task of the paper's cold start in ten steps, by the size of the images: CIFAR-100, Tiny-ImageNet.
-BY_PIXELS = {32: Sizes(), 64: Sizes(pixels=64, images=10_000, augmentation="crop-flip-8", new=20)}
+#: A task of the paper's cold start in ten steps, by the size of the images: CIFAR-100, Tiny-ImageNet, ImageNet-Subset.
+BY_PIXELS = {
+    32: Sizes(),
+    64: Sizes(pixels=64, images=10_000, augmentation="crop-flip-8", new=20, preset="tiny-imagenet"),
+    224: Sizes("resnet18", 224, 12_930, 64, 90, 5_000, augmentation="resized-crop", preset="imagenet-subset", epochs=2),
+}
 SMALL = Sizes("slim", 8, 320, 32, 20, 500)
 RESNET18 = (64, 128, 256, 512)
 
@@ -82,10 +99,8 @@ class Bench:
             self.paths = {name: self.paths[name] for name in ("ours", "eager fp32")}
 
     def images(self, count: int, first: int, classes: int, dtype: torch.dtype) -> TaskImages:
-        generator = np.random.default_rng(0)
-        shape = (count, self.sizes.pixels, self.sizes.pixels, 3)
         return TaskImages(
-            generator.integers(0, 256, shape, dtype=np.uint8),
+            noise(count, self.sizes.pixels),
             first + np.arange(count) % classes,
             augmentation=make_augmentation(self.sizes.augmentation),
             normalisation=NORMALISATION,
@@ -95,12 +110,18 @@ class Bench:
             dtype=dtype,
         )
 
+    @property
+    def settings(self) -> Settings:
+        """EFC on the dataset whose sizes these are, for its recipes."""
+        return Settings(method="efc", dataset=self.sizes.preset)
+
     def blueprint(self, execution: Execution, features: int | None = None) -> Blueprint:
         """What EFC is built from, with another number of features where that is given."""
         name = self.sizes.network
         if features is not None:
             name = f"{name}, {features} features"
-            NETWORKS[name] = ("", lambda: ResNet((*RESNET18[:-1], features)))
+            large = self.sizes.network == "resnet18"
+            NETWORKS[name] = ("", lambda: ResNet((*RESNET18[:-1], features), large_images=large))
         return Blueprint(get("efc"), get("efc").Settings(), name, 0, execution)
 
     def efc(self, execution: Execution, old: int, features: int | None = None) -> Trainer:
@@ -117,13 +138,13 @@ class Bench:
         memory.covariance_of = torch.arange(old, device=self.device)
         factor = 0.05 * torch.randn(size, min(old, size), device=self.device, generator=generator)
         method.feature_matrix = factor @ factor.T
-        recipe = Recipe(learning_rate=1e-4, epochs=100, batch_size=self.sizes.batch, normalisation="frozen")
+        recipe = replace(resolve(self.settings).later, learning_rate=1e-4, batch_size=self.sizes.batch)
         data = self.images(self.sizes.images, old, self.sizes.new, execution.dtype)
         return begin_later(method, Task(1, old, self.sizes.new, 0, self.sizes.batch), data, recipe, execution)
 
     def first(self, execution: Execution) -> Trainer:
         """A trainer of the first task, with rotations."""
-        recipe = Recipe(learning_rate=1e-3, epochs=100, batch_size=self.sizes.batch, rotations=True)
+        recipe = replace(resolve(self.settings).first_task, learning_rate=1e-3, batch_size=self.sizes.batch)
         classes = self.sizes.new
         data = self.images(self.sizes.images, 0, classes, execution.dtype)
         return begin_first(self.blueprint(execution), Task(0, 0, classes, 0, self.sizes.batch), data, recipe)
@@ -131,6 +152,12 @@ class Bench:
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def forget_peak(self) -> None:
+        """Free what nobody uses, and begin to count the peak of memory."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def seconds(self, action: Callable[[], object], repeats: int = 3) -> float:
         """Median seconds of `action`, after one call that does not count."""
@@ -162,7 +189,7 @@ class Bench:
 
     def epoch_ms(self, trainer: Trainer) -> float:
         """Milliseconds per step of whole epochs, with augmentation, the old network and everything else."""
-        epochs = 4
+        epochs = self.sizes.epochs
         trainer.recipe = Recipe(learning_rate=1e-4, epochs=epochs, batch_size=trainer.recipe.batch_size)
         return 1e3 * self.seconds(trainer.run, 2) / (epochs * trainer.feed.steps_per_epoch)
 
@@ -191,6 +218,12 @@ class Bench:
         return 2 * size**3 / self.seconds(lambda: a @ a, 5)
 
 
+@cache
+def noise(count: int, pixels: int) -> np.ndarray:
+    """Return random images, the same ones every time."""
+    return np.random.default_rng(0).integers(0, 256, (count, pixels, pixels, 3), dtype=np.uint8)
+
+
 class Table:
     """Rows of (what, variant, value, unit), printed as they come."""
 
@@ -217,29 +250,123 @@ class Table:
             writer.writerows(row | extra for row in self.rows)
 
 
-def measure_steps(bench: Bench, table: Table) -> None:
-    """Step times of our path and of the obvious ones, first and incremental task."""
-    batch = bench.sizes.batch
+#: The two kinds of task: their names, how a trainer is built, and how many copies of every image a step sees.
+KINDS: dict[str, tuple[Callable[[Bench, Execution], Trainer], int]] = {
+    "first-task step": (lambda bench, execution: bench.first(execution), 4),
+    "incremental step": (lambda bench, execution: bench.efc(execution, 50), 1),
+}
+
+
+def measure_steps(bench: Bench, table: Table) -> tuple[float, dict[str, float]]:
+    """Step times of our path and of the obvious ones, first and incremental task.
+
+    Returns the operations per second of matrix products, and the milliseconds of our steps.
+    """
     rate = bench.matmul_rate()
     table.add("matrix products", "measured", rate / 1e12, "TFLOP/s")
-    tasks = {"first-task step": (lambda e: bench.first(e), 4), "incremental step": (lambda e: bench.efc(e, 50), 1)}
-    for what, (build, copies) in tasks.items():
+    ours = {}
+    for what, (build, copies) in KINDS.items():
         for name, execution in bench.paths.items():
             with switches(execution, deterministic=False), execution.stream():
-                trainer = build(execution)
+                bench.forget_peak()
+                trainer = build(bench, execution)
                 ms = bench.step_ms(trainer, None if name == "ours" else 40)
                 table.add(what, name, ms, "ms")
                 if name == "ours":
-                    images = copies * batch
-                    table.add(what, "images", 1e3 * images / ms, "images/s")
-                    share = bench.flops(images) / (ms / 1e3) / rate
-                    table.add(what, "share of matrix product rate", 100 * share, "%")
+                    ours[what] = ms
+                    print(f"{what}: the network runs on the {trainer.learner.network.path} path")
+                    table.add(what, "images", 1e3 * copies * bench.sizes.batch / ms, "images/s")
+                    add_share(bench, table, what, "share of matrix product rate", copies, ms, rate)
+                    add_memory(bench, table, what, "memory")
                     epoch = bench.epoch_ms(trainer)
                     table.add(what, "whole epochs, per step", epoch, "ms")
                     table.add(what, "an epoch", epoch * trainer.feed.steps_per_epoch / 1e3, "s")
-                    if bench.device.type == "cuda":
-                        table.add(what, "memory", torch.cuda.max_memory_allocated() / 2**30, "GiB")
             del trainer
+    return rate, ours
+
+
+def add_share(bench: Bench, table: Table, what: str, variant: str, copies: int, ms: float, rate: float) -> None:
+    """Add which share of the card's rate for matrix products the convolutions of a step reach."""
+    table.add(what, variant, 100 * bench.flops(copies * bench.sizes.batch) / (ms / 1e3) / rate, "%")
+
+
+def add_memory(bench: Bench, table: Table, what: str, variant: str) -> None:
+    """Add the most memory that was allocated on a GPU since it was last asked for."""
+    if bench.device.type == "cuda":
+        table.add(what, variant, torch.cuda.max_memory_allocated() / 2**30, "GiB")
+
+
+# -- beside torch.compile --------------------------------------------------------------------------------------------
+
+#: How the network is compiled, and whether our graph of the whole step is made around it.
+COMPILED = {
+    "torch.compile": ("max-autotune", False),
+    "torch.compile in our graph": ("max-autotune-no-cudagraphs", True),
+}
+
+
+class TooLong(BaseException):
+    """Raised in the middle of compiling; no `except Exception` of a compiler catches it."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TooLong in the main thread once `seconds` have passed."""
+
+    def stop(*_: object) -> None:
+        raise TooLong(f"not compiled after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 20.0)  # again, if some code has caught it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def measure_compiled(
+    bench: Bench, table: Table, limit: float, rate: float, ours: dict[str, float], backend: str = "inductor"
+) -> None:
+    """Step times of the same network under torch.compile; a row says why where one cannot be had."""
+    for what, (build, copies) in KINDS.items():
+        for name, (mode, captured) in COMPILED.items():
+            cuda = bench.device.type == "cuda"
+            if captured and not cuda:
+                continue
+            half = replace(bench.paths["ours"], fused=False, captured=captured, half=cuda)
+            variant = f"{name}, max-autotune, channels-last, {'bf16' if cuda else 'fp32'}"
+            torch.compiler.reset()
+            with switches(half, deterministic=False), half.stream():
+                bench.forget_peak()
+                trainer = build(bench, half)
+                try:
+                    ms, seconds = compiled_ms(bench, trainer, limit, mode=mode, backend=backend)
+                except (Exception, TooLong) as error:
+                    reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+                    table.add(what, f"{variant}: not measured ({reason})", float("nan"), "ms")
+                    continue
+                finally:
+                    del trainer
+            table.add(what, variant, ms, "ms")
+            table.add(what, f"{name} / ours", ms / ours[what], "times")
+            add_share(bench, table, what, f"{name}, share of matrix product rate", copies, ms, rate)
+            add_memory(bench, table, what, f"{name}, memory")
+            table.add(what, f"{name}, time to compile", seconds, "s")
+    torch.compiler.reset()
+
+
+def compiled_ms(bench: Bench, trainer: Trainer, limit: float, *, mode: str, backend: str) -> tuple[float, float]:
+    """Return the milliseconds of a step with a compiled backbone, and the seconds until it was compiled."""
+    backbone = trainer.learner.network.backbone
+    chosen = {"mode": mode} if backend == "inductor" else {}
+    backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    backbone.compile(backend=backend, dynamic=False, **chosen)
+    start = time.perf_counter()
+    with at_most(limit):
+        bench.step_ms(trainer, 1)
+    seconds = time.perf_counter() - start
+    return bench.step_ms(trainer, 40), seconds
 
 
 def profile(bench: Bench, rows: int = 25) -> None:
@@ -249,9 +376,9 @@ def profile(bench: Bench, rows: int = 25) -> None:
 
     ours = bench.paths["ours"]
     activities = [ProfilerActivity.CUDA if bench.device.type == "cuda" else ProfilerActivity.CPU]
-    for what, build in (("first-task step", bench.first), ("incremental step", lambda e: bench.efc(e, 50))):
+    for what, (build, _) in KINDS.items():
         with ours.stream():
-            trainer = build(ours)
+            trainer = build(bench, ours)
             bench.step_ms(trainer)
             trainer.steps.start_at(0)
             trainer.optimiser.skip(0)
@@ -390,11 +517,29 @@ def report_run(folder: Path, table: Table) -> None:
         table.add(f"whole run, {summary['dataset']} {summary['scenario']}", phase.replace("_", "-"), seconds, "s")
 
 
+def measure_rest(bench: Bench, table: Table, several: list[int]) -> None:
+    """Everything but the steps themselves."""
+    measure_growth(bench, table)
+    if bench.device.type == "cpu":
+        measure_processor(bench, table)
+    measure_end_of_task(bench, table)
+    if bench.device.type == "cuda" and several:
+        torch.cuda.empty_cache()
+        measure_packing(bench, table, several)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--pixels", type=int, choices=sorted(BY_PIXELS), default=32, help="size of the images")
     parser.add_argument("--profile", action="store_true", help="print the time of every kernel, and nothing else")
+    parser.add_argument("--only-steps", action="store_true", help="leave out growth, ends of tasks and several runs")
+    parser.add_argument(
+        "--compile",
+        type=float,
+        metavar="SECONDS",
+        help="also torch.compile, each compilation limited to so many seconds",
+    )
     parser.add_argument("--small", action="store_true", help="slim network, small images, few steps")
     parser.add_argument("--several", type=int, nargs="*", default=[3, 5], help="how many runs at a time (GPU only)")
     parser.add_argument("--run", type=Path, help="folder of a finished run, whose split of time is added")
@@ -410,16 +555,17 @@ def main() -> None:
             profile(bench)
             return
         table = Table()
-        measure_steps(bench, table)
-        measure_growth(bench, table)
-        if bench.device.type == "cpu":
-            measure_processor(bench, table)
-        measure_end_of_task(bench, table)
-        if bench.device.type == "cuda" and options.several:
-            torch.cuda.empty_cache()
-            measure_packing(bench, table, options.several)
+        rate, ours = measure_steps(bench, table)
+        if not options.only_steps:
+            measure_rest(bench, table, options.several)
     if options.run:
         report_run(options.run, table)
+    if options.output:
+        table.write(options.output)
+    if options.compile:  # last, and once the rest is written: compilers fail in many ways
+        measure_compiled(bench, table, options.compile, rate, ours)
+    else:
+        print("Not compared with torch.compile: --compile SECONDS does that.")
     if options.output:
         table.write(options.output)
 

@@ -298,6 +298,13 @@ class TestOthers:
         assert capsys.readouterr().out == shown
         assert main(["report"]) == 0
         assert capsys.readouterr().out == shown
+        Path("runs/report.html").unlink()
+        assert main(["report", "runs", "--output", "-"]) == 0
+        assert capsys.readouterr().out == shown
+        assert main(["report", "runs", "--output", "-", "--format", "csv"]) == 0
+        assert capsys.readouterr().out.startswith("dataset,scenario,method")
+        assert not Path("-").exists()
+        assert not Path("runs/report.html").exists(), "the page is for those who ask for nothing else"
         assert main(["report", "runs", "--format", "csv", "--metric", "A_inc", "--output", "out/table.csv"]) == 0
         assert capsys.readouterr().out == ""
         lines = Path("out/table.csv").read_text().splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ import torch
 from PIL import Image
 
 from efcil.data import tiers
+from efcil.data.ahead import Ahead
 from efcil.data.deferred import DeferredImages, FileSupply, Shapes
 from efcil.data.images import Dataset, ImageSet
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.data.store import TaskImages, View
 from efcil.engine import checkpoint, feed
+from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.experiment import run_one
 from efcil.experiment.plan import Plan
 from efcil.methods.base import Task
@@ -95,11 +98,11 @@ def test_nothing_of_an_earlier_task_is_left(
     maps: list[int] = []
     images = Plan.images
 
-    def watched(self: Plan, task: Task) -> TaskImages:
+    def watched(self: Plan, task: Task, *ahead: Any) -> TaskImages:
         gc.collect()
         assert [each() for each in tasks] == [None] * len(tasks)
         maps.append(mapped(cache))
-        found = images(self, task)
+        found = images(self, task, *ahead)
         tasks.append(weakref.ref(found))
         return found
 
@@ -144,7 +147,91 @@ def mapped(folder: Path) -> int:
     return sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_the_tier_is_no_part_of_what_a_run_is() -> None:
-    plain, chosen = Settings(**SHORT), Settings(**SHORT, keep_images="disk")
+# -- the next task, decoded while a task trains ----------------------------------------------------------------------
+
+
+def ahead_lines(folder: Path) -> list[str]:
+    return [line for line in (folder / "log.txt").read_text().splitlines() if "the next one are decoded" in line]
+
+
+def decoded_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """The files that are decoded, whole, from now on: by training, and beside it."""
+    found: dict[str, list[str]] = {"ahead": [], "else": []}
+    decode = DeferredImages.decoded
+
+    def watched(self: DeferredImages, encoded: Any, whole: bool) -> Any:
+        place = found["ahead" if threading.current_thread().name == "efcil-ahead" else "else"]
+        place += [each.where for each in encoded if whole]
+        return decode(self, encoded, whole)
+
+    monkeypatch.setattr(DeferredImages, "decoded", watched)
+    return found
+
+
+def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all images of the next task be decoded before it begins: what is tested must not depend on the clock."""
+    begin = Ahead.start
+    monkeypatch.setattr(Ahead, "start", lambda self: (begin(self), self.wait())[0])
+
+
+def test_results_do_not_depend_on_decoding_ahead(
+    dataset: Dataset, usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_time(monkeypatch)
+    decoded = decoded_in(monkeypatch)
+    off = run_one(Settings(**SHORT, prefetch="off"), tmp_path / "off", dataset, quiet=True)
+    assert same(off, usual)
+    assert ahead_lines(off) == []
+    assert decoded["ahead"] == []
+    everything = sorted(decoded["else"])
+    decoded["else"].clear()
+    ready = run_one(Settings(**SHORT), tmp_path / "ready", dataset, quiet=True)
+    assert same(ready, usual)
+    assert sorted(decoded["ahead"] + decoded["else"]) == everything
+    if isinstance(dataset.train.images, DeferredImages):
+        # All but the first of three tasks, and one line that says what it takes.
+        assert len(decoded["ahead"]) > len(decoded["else"]) > 0
+        assert len(ahead_lines(ready)) == 1
+        assert "MiB of host memory on top" in ahead_lines(ready)[0]
+    else:
+        assert ahead_lines(ready) == []
+
+
+def test_a_stop_ends_decoding_ahead_and_the_run_resumes(
+    dataset: Dataset, usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class After(StopRequest):
+        """Asks to stop after some steps."""
+
+        left = 4
+
+        def agreed(self) -> bool:
+            self.left -= 1
+            return self.left < 0
+
+    for _ in range(10):
+        try:
+            folder = run_one(Settings(**SHORT), tmp_path, dataset, quiet=True, stop=After())
+            break
+        except Interrupted:
+            assert "efcil-ahead" not in [thread.name for thread in threading.enumerate()]
+    assert same(folder, usual)
+
+
+def test_nothing_is_decoded_ahead_where_memory_is_short(
+    dataset: Dataset, usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(dataset.train.images, DeferredImages):
+        pytest.skip("these images are decoded already")
+    monkeypatch.setattr(tiers, "_free_host", lambda *_: 60_000)  # enough for a task, not for two more
+    decoded = decoded_in(monkeypatch)
+    found = run_one(Settings(**SHORT), tmp_path, dataset, quiet=True)
+    assert same(found, usual)
+    assert decoded["ahead"] == []
+    assert ahead_lines(found) == []
+
+
+def test_neither_the_tier_nor_decoding_ahead_is_part_of_what_a_run_is() -> None:
+    plain, chosen = Settings(**SHORT), Settings(**SHORT, keep_images="disk", prefetch="off")
     assert identity(plain) == identity(chosen)
     assert label(plain) == label(chosen)

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from efcil.cli import main
 from efcil.data.deferred import DeferredImages
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.data.sources.cifar10 import CLASS_NAMES
 from efcil.data.sources.domainnet import DOMAINS
 from efcil.errors import DataError, SettingsError
+from efcil.experiment.plan import make_run_scenario
+from efcil.settings import Settings
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 
@@ -158,14 +161,37 @@ def test_classes_of_a_domain_are_classes_of_their_own(domains: Path, tmp_path: P
         load("domainnet", domains, tmp_path)
 
 
-def test_six_tasks_are_the_six_domains(domains: Path) -> None:
-    from efcil.experiment.plan import make_run_scenario
-    from efcil.settings import Settings
+def test_every_domain_is_a_task_and_classes_share_answers(domains: Path) -> None:
+    dataset = load_dataset("domainnet", domains)
+    scenario = make_run_scenario(Settings(dataset="domainnet", data=str(domains)), dataset)
+    assert scenario.name == "domains"
+    firsts = [dataset.class_names[scenario.order[task[0]]] for task in scenario.tasks]
+    assert firsts == [
+        f"{name}/airplane" for name in ("real", "clipart", "infograph", "painting", "sketch", "quickdraw")
+    ]
+    assert scenario.task_sizes == (2,) * 6
+    assert scenario.answers == (0, 1) * 6
 
-    settings = Settings(dataset="domainnet", scenario="custom", tasks=6, data=str(domains))
-    scenario = make_run_scenario(settings, load_dataset("domainnet", domains))
+
+def test_efcil_data_counts_its_answers(domains: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["domainnet", "--data", str(domains)]
+    assert main(["data", *place]) == 0
+    assert "answers   2 of 12 classes, in 6 domains: clipart, infograph" in capsys.readouterr().out
+    assert main(["data", *place, "--answers", "separate"]) == 0
+    assert "answers" not in capsys.readouterr().out
+
+
+def test_as_six_hundred_classes_it_is_the_benchmark_of_efc_plus_plus(domains: Path) -> None:
+    dataset = load_dataset("domainnet", domains)
+    settings = Settings(dataset="domainnet", answers="separate", class_order="natural", data=str(domains))
+    scenario = make_run_scenario(settings, dataset)
     assert scenario.order == tuple(range(12))
     assert scenario.task_sizes == (2,) * 6
+    assert scenario.answers is None
+    tasks = Settings(
+        dataset="domainnet", scenario="custom", tasks=6, answers="separate", class_order="natural", data=str(domains)
+    )
+    assert make_run_scenario(tasks, dataset).tasks == scenario.tasks
 
 
 def test_options_without_a_use_are_refused(birds: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_cold_start_that_does_not_divide_ends_with_the_smaller_tasks() -> None:
     assert sizes("cs10", 13) == (2, 2, 2, 1, 1, 1, 1, 1, 1, 1)
 
 
-@given(st.sampled_from(sorted(set(SCENARIOS) - {"custom"})), st.integers(1, 400))
+@given(st.sampled_from(sorted(set(SCENARIOS) - {"custom", "domains"})), st.integers(1, 400))
 @settings(max_examples=80, deadline=None)
 def test_every_scenario_covers_every_class_once_or_refuses(name: str, classes: int) -> None:
     needed = int(name[2:]) + name.startswith("ws")
@@ -156,7 +156,7 @@ def test_other_orders() -> None:
     assert theirs[:5] == (342, 778, 443, 256, 601)
     assert class_order("natural", 4, 7) == (0, 1, 2, 3)
     assert class_order("efc", 100, 1) != class_order("efc", 100, 0)
-    assert all(sorted(class_order(kind, 37, 2)) == list(range(37)) for kind in ORDERS)
+    assert all(sorted(class_order(kind, 37, 2)) == list(range(37)) for kind in ORDERS if kind != "dn4il")
 
 
 def test_relabelling_gives_positions_in_the_order() -> None:

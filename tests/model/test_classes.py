@@ -407,7 +407,9 @@ def test_the_commands(model: Path, folders: Path, tmp_path: Path, capsys: Any) -
 
 
 def test_the_readme_names_no_class_that_is_gone(model: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
+    printed = run(capsys, "card", model, "--output", "-")
     run(capsys, "card", model, "--output", model / "README.md")
+    assert (model / "README.md").read_text() == printed
     run(capsys, "forget", model, "digit-1")
     text = (model / "README.md").read_text()
     assert "digit-0" in text

@@ -89,6 +89,8 @@ def output(capsys: Any, *arguments: Any, code: int = 0) -> str:
 def test_numbers_agree_with_scikit_learn(named: Path, folders: Path, capsys: Any) -> None:
     held_out = folders / "held-out"
     found = json.loads(output(capsys, "evaluate", named, "--data", held_out, "--format", "json"))
+    same = output(capsys, "evaluate", named, "--data", held_out, "--format", "json", "--output", "-")
+    assert json.loads(same)["images"] == found["images"]
     classifier = IncrementalClassifier.load(named, device="cpu")
     truth = [path.parent.name for path in sorted(held_out.rglob("*.png"))]
     answers, chances = classifier.predict(held_out).tolist(), classifier.predict_proba(held_out)

@@ -17,6 +17,7 @@ from efcil.commands.paper import read_seeds
 from efcil.data import sources
 from efcil.errors import GridError, SettingsError
 from efcil.settings import Settings
+from efcil.settings.engine import Engine
 
 STUDY = """
 title: Two ways to follow the drift
@@ -259,7 +260,18 @@ def test_what_is_missing_is_trained_longest_first(trained: Recorder, tmp_path: P
     order = [(each.method, each.seed) for each in trained.settings]
     assert order == [("pass", 3), ("pass", 4), ("efc", 3), ("efc", 4), ("fetril", 3), ("fetril", 4)]
     assert {each.data for each in trained.settings} == {str(tmp_path)}
-    assert trained.options == {"jobs_per_gpu": 5, "quiet": False, "checkpoint_steps": 7, "debug": False, "log": ()}
+    expected = {"jobs_per_gpu": 5, "quiet": False, "checkpoint_steps": 7, "debug": False, "log": (), "engine": None}
+    assert trained.options == expected
+
+
+def test_clusters_train_studies_too(
+    trained: Recorder, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["paper", str(study), "--output", str(tmp_path / "runs"), "--quiet"]
+    assert main([*command, "--engine", "slurm", "--engine-option", "partition=gpu", "time=60"]) == 0
+    assert trained.options["engine"] == Engine("slurm", None, {"partition": "gpu", "time": "60"})
+    assert main([*command, "--engine", "slurm", "--address", "head:1"]) == 2
+    assert "--address is that of a Ray cluster" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

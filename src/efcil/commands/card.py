@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug
+from efcil.commands.parser import add_debug, file_or_screen
 from efcil.errors import printable
 
 
@@ -20,7 +20,9 @@ def add_parser(subparsers: Any) -> None:
         "accepts it as long as it fits the model.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: print it)")
+    parser.add_argument(
+        "--output", type=file_or_screen, metavar="FILE", help="file to write (default, and -: print it)"
+    )
     parser.add_argument("--license", metavar="NAME", help="short name of the licence you give it, such as cc-by-4.0")
     add_debug(parser)
     parser.set_defaults(execute=execute)

@@ -10,9 +10,11 @@ from typing import Any
 from efcil.commands.parser import add_debug, add_option
 from efcil.errors import SettingsError, printable
 from efcil.settings import Settings, options
-from efcil.settings.benchmark import SAME_DATASET
+from efcil.settings.benchmark import MERGED, SAME_DATASET
 
 VERIFY = "verify"
+#: Settings of a run that choose among images.
+_CHOSEN = ("held_out", "image_size", "class_list", "columns", "splits", "answers")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         "name", nargs="*", metavar="DATASET", help="dataset to read and check; after `verify`, to check thoroughly"
     )
     known = options(Settings)
-    for setting in ("data", "held_out", "image_size", "class_list", "columns", "splits"):
+    for setting in ("data", *_CHOSEN):
         add_option(parser, known[setting])
     add_debug(parser)
     parser.set_defaults(execute=execute)
@@ -36,7 +38,8 @@ def add_parser(subparsers: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the list, or the state of one dataset."""
-    from efcil.data.sources import SourceOptions, load_dataset, sources
+    from efcil.data.sources import SourceOptions, find_source, load_dataset, sources
+    from efcil.presets import load_preset
 
     words = list(arguments.name)
     thorough = words[:1] == [VERIFY]
@@ -51,9 +54,9 @@ def execute(arguments: argparse.Namespace) -> int:
         print("\n\n".join(_entry(name, source) for name, source in sources().items()))
         return 0
     (name,) = (SAME_DATASET.get(each, each) for each in names)
-    chosen = ("held_out", "image_size", "class_list", "columns", "splits")
-    given: dict[str, Any] = {each: getattr(arguments, each, None) for each in chosen}
-    wanted = SourceOptions(**given)
+    find_source(name)  # what is not a dataset has no preset
+    given: dict[str, Any] = {each: getattr(arguments, each, None) for each in _CHOSEN}
+    wanted = SourceOptions(**{**given, "answers": given["answers"] or load_preset(name).answers})
     place = None if data is None else Path(data).expanduser()
     if thorough:
         return _verify(name, place, wanted)
@@ -62,7 +65,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if cache is not None and not cache.exists():
         # Images decoded just now are mapped from the build folder; reading them again maps them from the cache.
         dataset = load_dataset(name, place, wanted)
-    print(describe(dataset))
+    print(describe(dataset, merged=wanted.answers == MERGED))
     return 0
 
 
@@ -89,8 +92,8 @@ def _filled(text: str, start: str) -> str:
     return wrapper.fill(text)
 
 
-def describe(dataset: Any) -> str:
-    """Return sizes, classes and cache folder of a loaded dataset."""
+def describe(dataset: Any, merged: bool = False) -> str:
+    """Return sizes, classes and cache folder of a loaded dataset, and its answers if classes share them (`merged`)."""
     classes = len(dataset.class_names)
     lines = [f"{dataset.name}: {classes} classes, {dataset.image_size} x {dataset.image_size} pixels"]
     for name, images in (("training", dataset.train), ("test", dataset.test)):
@@ -99,6 +102,13 @@ def describe(dataset: Any) -> str:
         lines.append(f"  {name:<9} {len(images):>8,} images, {spread} per class")
     names = ", ".join(map(printable, dataset.class_names))
     lines.append(textwrap.fill(f"classes   {names}", 100, initial_indent="  ", subsequent_indent=" " * 12))
+    if merged:
+        from efcil.data.domains import MERGING, need_domains
+
+        domains = need_domains(dataset.class_names, dataset.name, MERGING)
+        listed = ", ".join(map(printable, domains.names))
+        text = f"answers   {domains.counted}, in {len(domains.names)} domains: {listed}"
+        lines.append(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent=" " * 12))
     place = cache_place(dataset.train.images)
     kept = "none needed: the images are in memory" if place is None else printable(place)
     if hasattr(dataset.train.images, "supply"):

@@ -1,4 +1,4 @@
-"""The flags of `efcil run` that choose where runs train, and the commands for clusters that it does not know."""
+"""The flags that choose where runs train, and the commands for clusters that `efcil run` does not know."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ def add_flags(work: argparse._ActionsContainer) -> None:
         type=lambda text: pair(text, "--engine-option", "partition=gpu"),
         help="options of the engine, such as partition=gpu time=60 gpus_per_node=1 (slurm) or num_cpus=4 (ray)",
     )
+
+
+def add_print_commands(work: argparse._ActionsContainer) -> None:
+    """Add the flag for clusters that no engine is for."""
     work.add_argument(
         "--print-commands",
         action="store_true",

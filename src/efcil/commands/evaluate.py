@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_option
+from efcil.commands.parser import add_debug, add_option, file_or_screen
 from efcil.commands.predict import DEFAULT_SHARE
 from efcil.errors import SettingsError, printable, shortened, unknown
 from efcil.settings import TrainingSettings, options
@@ -41,9 +41,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=file_or_screen,
         metavar="FILE",
-        help="write to a file instead of the screen; the html page holds small copies of wrongly answered images",
+        help="write to a file instead of the screen (-); the html page holds small copies of wrongly answered images",
     )
     parser.add_argument(
         "--unknown",

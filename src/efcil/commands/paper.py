@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from efcil.commands.engines import add_flags, chosen
 from efcil.commands.parser import add_checkpoint_steps, add_debug, add_jobs_per_gpu, add_log, counted, trackers
 from efcil.errors import EfcilError, GridError, Mistakes, SettingsError
 
@@ -60,6 +61,7 @@ def add_parser(subparsers: Any) -> None:
         help="folder of results files (CSV): what they hold is not run again, and is part of the result",
     )
     add_jobs_per_gpu(work)
+    add_flags(work)
     add_checkpoint_steps(work)
     add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the result")
@@ -102,6 +104,7 @@ class _Command:
         self.study = study
         self.fast: bool = arguments.fast
         self.log = trackers(arguments)
+        self.engine = chosen(arguments)
         self.output: Path = arguments.output
         datasets = list(dict.fromkeys(arguments.dataset or study.datasets[:1]))
         data = _data(arguments.data, datasets)
@@ -180,6 +183,7 @@ class _Command:
                 checkpoint_steps=self.arguments.checkpoint_steps,
                 debug=getattr(self.arguments, "debug", False),
                 log=self.log,
+                engine=self.engine,
             )
         except (EfcilError, KeyboardInterrupt) as error:
             if not isinstance(error, GridError):

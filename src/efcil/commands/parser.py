@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from efcil.errors import Mistakes, SettingsError, closest, shortened, unknown
@@ -103,6 +104,11 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
     )
+
+
+def file_or_screen(text: str) -> Path | None:
+    """Return the file that --output names; None, which means the screen, for a hyphen."""
+    return None if text == "-" else Path(text)
 
 
 def add_checkpoint_steps(parser: argparse._ActionsContainer) -> None:

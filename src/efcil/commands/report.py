@@ -23,6 +23,7 @@ in the first of the folders: one file that needs no network. docs/report.md show
 #: What --output is written as when --format does not say.
 _BY_SUFFIX = {".html": "html", ".htm": "html", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 PAGE = "report.html"
+_STANDARD_OUTPUT = Path("-")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -43,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
         "pdf or png, or several of them (default: all). In CSV, text that a spreadsheet would read as a formula starts "
         "with an apostrophe",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the table or page to a file")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the table or page to a file; - prints it")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="write every chart to a file of its own")
     parser.add_argument("--metric", nargs="+", action="extend", metavar="NAME", help="columns to show, by name")
     add_debug(parser)
@@ -69,14 +70,15 @@ def execute(arguments: argparse.Namespace) -> int:
         _write_figures(found, arguments.figures, figure_formats, arguments.metric)
     if form is None:
         return 0
-    width = 80 if arguments.output is not None else shutil.get_terminal_size((80, 24)).columns
+    printed = arguments.output in (None, _STANDARD_OUTPUT)
+    width = shutil.get_terminal_size((80, 24)).columns if printed else 80
     text = render(found, form, arguments.metric, width)
-    if arguments.output is not None:
-        _write(arguments.output, text)
-    else:
+    if printed:
         print(text, end="")
-        if not arguments.formats:
-            _write_page(found, arguments.runs[0], arguments.metric)
+    else:
+        _write(arguments.output, text)
+    if arguments.output is None and not arguments.formats:
+        _write_page(found, arguments.runs[0], arguments.metric)
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil import ranks
-from efcil.commands.engines import add_flags, chosen, commands
+from efcil.commands.engines import add_flags, add_print_commands, chosen, commands
 from efcil.commands.parser import (
     Parser,
     add_checkpoint_steps,
@@ -73,6 +73,7 @@ def add_parser(subparsers: Any) -> None:
     work.add_argument("--dry-run", action="store_true", help="print every run and its expected time, and train nothing")
     add_jobs_per_gpu(work)
     add_flags(work)
+    add_print_commands(work)
     add_checkpoint_steps(work)
     add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the final table")

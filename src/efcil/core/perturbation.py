@@ -55,28 +55,36 @@ def perturb(
     sigmas: Sequence[float],
     generator: torch.Generator,
     cut_off: float = CUT_OFF,
+    answers: Tensor | None = None,
 ) -> list[Change]:
     """Change features (N, n) of known labels (N) by Gaussian noise in each of the two subspaces of a matrix (n, n).
 
     `heads` (m, n) are the weights of the softmax. Noise has the standard deviation sigma along every direction of the
     subspace, and none outside. All sigmas and both subspaces share one draw per feature, from `generator` (CPU), so
-    that a result does not depend on which others are asked for. Everything is computed in float64.
+    that a result does not depend on which others are asked for. Everything is computed in float64. Where classes share
+    an answer, `answers` (m) has its number for each of them: the probability of an answer is the sum of theirs, and the
+    answer that is right or wrong is that of the most probable class.
     """
-    points, weight, truth = features.detach().double().cpu(), heads.detach().double().cpu(), labels.cpu()
+    points, weight = features.detach().double().cpu(), heads.detach().double().cpu()
+    numbers = torch.arange(len(weight)) if answers is None else answers
+    truth = numbers[labels.cpu()]
     noise = torch.randn(points.shape, generator=generator, dtype=torch.float64)
     logits = points @ weight.T
     before = torch.softmax(logits, dim=1)
-    unperturbed = _accuracy(before, truth)
+    unperturbed = _accuracy(before, numbers, truth)
     found = []
     for name, basis in zip((PRINCIPAL, NON_PRINCIPAL), split(matrix, cut_off), strict=True):
         # Scores are linear in the features, so that noise is added to them.
         moved = (noise @ basis) @ (weight @ basis).T
         for sigma in sigmas:
             after = torch.softmax(logits + sigma * moved, dim=1)
-            change = float((after - before).abs().sum(dim=1).mean() / 2)
-            found.append(Change(sigma, name, change, _accuracy(after, truth), unperturbed))
+            difference = after - before
+            if answers is not None:
+                difference = torch.zeros_like(difference).index_add_(1, answers, difference)
+            change = float(difference.abs().sum(dim=1).mean() / 2)
+            found.append(Change(sigma, name, change, _accuracy(after, numbers, truth), unperturbed))
     return found
 
 
-def _accuracy(scores: Tensor, labels: Tensor) -> float:
-    return 100.0 * float((scores.argmax(dim=1) == labels).double().mean())
+def _accuracy(probabilities: Tensor, answers: Tensor, truth: Tensor) -> float:
+    return 100.0 * float((answers[probabilities.argmax(dim=1)] == truth).double().mean())

@@ -8,7 +8,7 @@ the whole images, from which random crops are cut; only those with a shorter sid
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from efcil.activity import doing
+from efcil.data.ahead import Ahead
 from efcil.data.decode import Bound, Encoded, Fit, decode_into
 
 #: Whole images decoded together before they are handed on, so that few of them are in memory twice.
@@ -71,13 +72,15 @@ class Shapes:
 class DeferredImages:
     """Images of a dataset that look like a uint8 array of N x size x size x 3, but are decoded when they are read.
 
-    A number gives one decoded image; a list of rows or a mask gives the same kind of object for fewer images.
+    A number gives one decoded image; a list of rows or a mask gives the same kind of object for fewer images. Where
+    `ahead` is decoding the very images that are asked for, they are taken from there.
     """
 
     supply: Supply
     shapes: Shapes
     rows: np.ndarray
     workers: int | None = field(default=None, repr=False)
+    ahead: Ahead | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, supply: Supply, shapes: Shapes, workers: int | None = None) -> DeferredImages:
@@ -112,7 +115,7 @@ class DeferredImages:
             return np.asarray(self[[int(index)]])[0]
         if isinstance(index, list):
             index = np.asarray(index, np.int64)
-        return DeferredImages(self.supply, self.shapes, self.rows[index], self.workers)
+        return replace(self, rows=self.rows[index])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Decode the test views."""
@@ -123,18 +126,33 @@ class DeferredImages:
 
     def views(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the test views in pieces: the places of some of them, and their pixels (count x size x size x 3)."""
-        with doing("images", len(self)) as work:
-            for places, encoded in self.supply.read(self.rows):
-                piece = np.empty((len(places), *self.shape[1:]), np.uint8)
-                decode_into(piece, encoded, self.shapes.view, self.workers)
-                work.done += len(places)
-                yield places, piece
+        return self._pieces(whole=False)
 
     def whole(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """Yield the whole images in pieces: the places of some of them, and their pixels (height x width x 3 each)."""
+        return self._pieces(whole=True)
+
+    def decoded(self, encoded: Sequence[Encoded], whole: bool) -> Any:
+        """Return the pixels of some images: a list of whole ones, or an array of test views."""
+        if whole:
+            pixels = [np.empty(0, np.uint8)] * len(encoded)
+            decode_into(pixels, encoded, Bound(self.shapes.stored_side), self.workers)
+            return pixels
+        piece = np.empty((len(encoded), *self.shape[1:]), np.uint8)
+        decode_into(piece, encoded, self.shapes.view, self.workers)
+        return piece
+
+    @property
+    def held(self) -> int:
+        """The bytes of images that are decoded already and wait in host memory."""
+        return 0 if self.ahead is None else self.ahead.held
+
+    def _pieces(self, whole: bool) -> Iterator[tuple[np.ndarray, Any]]:
         with doing("images", len(self)) as work:
-            for places, encoded in self.supply.read(self.rows):
-                pixels = [np.empty(0, np.uint8)] * len(places)
-                decode_into(pixels, encoded, Bound(self.shapes.stored_side), self.workers)
+            if self.ahead is not None and self.ahead.serves(self, whole):
+                found = self.ahead.pieces()
+            else:
+                found = ((places, self.decoded(some, whole)) for places, some in self.supply.read(self.rows))
+            for places, pixels in found:
                 work.done += len(places)
                 yield places, pixels

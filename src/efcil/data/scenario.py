@@ -6,6 +6,8 @@ size closest to half with which the rest can (the smaller of two equally close):
 40 + 20 x 3. The one published exception to that rule is in `_PUBLISHED_STEPS`.
 
 If tasks cannot be equal (cold and custom), sizes differ by at most one and the smaller tasks come last.
+
+In `domains`, a task has all classes of a domain (`domains.py`), and the class order is one of the domains.
 """
 
 from __future__ import annotations
@@ -17,14 +19,19 @@ from pathlib import Path
 
 import numpy as np
 
+from efcil.data.domains import SEPARATOR, need_domains
 from efcil.errors import DataError, SettingsError, closest, shortened, unknown
 from efcil.safe_json import parse, read_text, whole_number
+from efcil.settings.benchmark import DOMAINS
 
+#: From the code of the authors of DN4IL (NeurAI-Lab/DUCA, datasets/dn4il.py).
+DN4IL_DOMAINS = ("real", "clipart", "infograph", "painting", "sketch", "quickdraw")
 ORDERS = {
     "efc": "shuffled with Python's generator and the run's seed, as EFC does",
     "icarl": "NumPy's permutation with seed 1993, as iCaRL and many others do; the run's seed is ignored",
     "efc-imagenet": "the same permutation as the new label of every class, as EFC has it for ImageNet-1K",
     "natural": "as the dataset numbers its classes",
+    "dn4il": "the domains of DomainNet as the authors of DN4IL train them: " + ", ".join(DN4IL_DOMAINS),
 }
 SCENARIOS = {
     "ws5": "warm start: half of the classes, then 5 equal steps",
@@ -33,6 +40,7 @@ SCENARIOS = {
     "cs5": "cold start: 5 equal tasks",
     "cs10": "cold start: 10 equal tasks",
     "cs20": "cold start: 20 equal tasks",
+    DOMAINS: "one domain a task, for datasets whose classes are called domain/answer",
     "custom": "any number of tasks, with a first task of any size",
 }
 # (steps, classes) -> classes per step, if publications depart from the rule: ImageNet-1K as 400 + 20 x 30.
@@ -41,11 +49,15 @@ _PUBLISHED_STEPS = {(20, 1000): 30}
 
 @dataclass(frozen=True)
 class Scenario:
-    """The class order and the tasks: `order[j]` is the original class at position j, tasks are ranges of positions."""
+    """The class order and the tasks: `order[j]` is the original class at position j, tasks are ranges of positions.
+
+    Where several classes have one answer, `answers[j]` is the number of the answer of the class at position j.
+    """
 
     name: str
     order: tuple[int, ...]
     tasks: tuple[tuple[int, ...], ...]
+    answers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         positions = [position for task in self.tasks for position in task]
@@ -55,6 +67,8 @@ class Scenario:
                 f"{len(self.order) - 1} one after the other."
             )
         _check_permutation(self.order, f"the class order of scenario {self.name}")
+        if self.answers is not None and len(self.answers) != len(self.order):
+            raise SettingsError(f"Scenario {self.name} has {len(self.order)} classes, and {len(self.answers)} answers.")
 
     @property
     def number_of_classes(self) -> int:
@@ -101,6 +115,8 @@ def class_order(kind: str, classes: int, seed: int, class_names: Sequence[str] |
         return tuple(int(original) for original in np.argsort(np.random.RandomState(1993).permutation(classes)))
     if kind == "natural":
         return tuple(range(classes))
+    if kind == "dn4il":
+        return _dn4il_order(class_names or ())
     file = Path(kind).expanduser()
     if not file.is_file():
         raise SettingsError(f"Unknown class order {kind!r}, which is not a file either.{closest(kind, ORDERS)}")
@@ -124,6 +140,8 @@ def make_scenario(
     if name not in SCENARIOS:
         raise unknown("scenario", name, SCENARIOS)
     called = dataset or "the dataset"
+    if name == DOMAINS:
+        raise SettingsError(f"The domains of {called} are not known, so they cannot be the tasks of a scenario.")
     if len(order) != classes:
         raise SettingsError(f"The class order lists {len(order)} classes, but {called} has {classes}.")
     if name == "custom":
@@ -138,9 +156,36 @@ def make_scenario(
         sizes = _cold_sizes(name, int(name[2:]), classes, called)
     else:
         sizes = _warm_sizes(name, int(name[2:]), classes, called)
+    return _scenario(name, order, sizes)
+
+
+def domain_scenario(kind: str, seed: int, class_names: Sequence[str], dataset: str) -> Scenario:
+    """Return the scenario in which every domain is a task; `kind` is the order of the domains (`class_order`)."""
+    domains = need_domains(class_names, dataset, f"Scenario {DOMAINS}")
+    try:
+        order = class_order(kind, len(domains.names), seed, domains.names)
+    except SettingsError as error:
+        raise SettingsError(f"{error} (In the scenario {DOMAINS}, the class order is one of the domains.)") from None
+    blocks = [domains.classes(domain) for domain in order]
+    return _scenario(DOMAINS, [label for block in blocks for label in block], list(map(len, blocks)))
+
+
+def _scenario(name: str, order: Sequence[int], sizes: Sequence[int]) -> Scenario:
     ends = [int(end) for end in np.cumsum(sizes)]
     blocks = tuple(tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True))
     return Scenario(name, tuple(int(original) for original in order), blocks)
+
+
+def _dn4il_order(names: Sequence[str]) -> tuple[int, ...]:
+    """Return classes, or domains, in the order of the domains of DN4IL."""
+    domains = [name.partition(SEPARATOR)[0] for name in names]
+    others = [domain for domain in domains if domain not in DN4IL_DOMAINS]
+    if others or not names:
+        found = f", and {others[0]!r} is none of them" if others else ""
+        raise SettingsError(
+            f"The class order dn4il is for the domains {', '.join(DN4IL_DOMAINS)}{found}. Choose another class order."
+        )
+    return tuple(sorted(range(len(names)), key=lambda place: DN4IL_DOMAINS.index(domains[place])))
 
 
 def _cold_sizes(name: str, tasks: int, classes: int, called: str) -> list[int]:

@@ -33,7 +33,8 @@ def resident(
     keeping = keeping or Keeping()
     _, height, width, channels = images.shape
     bytes_each = height * width * channels
-    kept = keeping.choose(len(rows), len(rows) * bytes_each, device, keeping.measure(device))
+    held = images.held if isinstance(images, DeferredImages) else 0
+    kept = keeping.choose(len(rows), len(rows) * bytes_each, device, keeping.measure(device, held))
     out = tiers.allocate((len(rows), channels, height, width), kept, keeping)
     if isinstance(images, DeferredImages):  # in the order in which they are read fastest
         for places, pixels in images[rows].views():

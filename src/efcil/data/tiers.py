@@ -93,10 +93,14 @@ class Keeping:
     folder: Path | None = None
     spare: float = SPARE
 
-    def measure(self, device: torch.device) -> Room:
-        """Return what is free now; processes of the run on this computer share host and disk."""
+    def measure(self, device: torch.device, held: int = 0) -> Room:
+        """Return what is free now; processes of the run on this computer share host and disk.
+
+        `held` bytes of the host count as free: the images that are to be kept are there already.
+        """
         here = ranks.place().local_size
-        host = _shared(_free_host(), here)
+        free = _shared(_free_host(), here)
+        host = None if free is None else free + held
 
         @cache
         def disk() -> int | None:
@@ -255,19 +259,21 @@ def _no_file(keeping: Keeping, error: OSError) -> DataError:
 class Spool:
     """Bytes of images whose number is known only when all are decoded, one piece after the other.
 
-    They are in host memory as long as what is expected fits there, otherwise in the file.
+    They are in host memory as long as what is expected fits there, otherwise in the file. `held` bytes of them are in
+    host memory before they are added.
     """
 
     keeping: Keeping
     device: torch.device
     count: int
+    held: int = 0
     room: Room = field(init=False)
     size: int = field(default=0, init=False)
     _pieces: list[np.ndarray] = field(default_factory=list, init=False)
     _file: IO[bytes] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.room = self.keeping.measure(self.device)
+        self.room = self.keeping.measure(self.device, self.held)
         if self.keeping.choice == DISK:
             self._move()
 

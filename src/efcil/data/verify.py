@@ -14,9 +14,11 @@ import numpy as np
 from efcil.data.checksum import digest
 from efcil.data.decode import Encoded, decode_intact, sides
 from efcil.data.deferred import DeferredImages
+from efcil.data.domains import MERGING, need_domains
 from efcil.data.images import Dataset, ImageSet
 from efcil.data.sources import Known, Source, SourceOptions
 from efcil.errors import DataError, some
+from efcil.settings.benchmark import MERGED
 
 #: Images with a shorter side below this are no photographs.
 TINY_SIDE = 8
@@ -63,6 +65,8 @@ def verify_dataset(source: Source, path: Path | None, options: SourceOptions) ->
         checked[split] = _check_images(images)
         _check_sides(found, split, checked[split], dataset)
     _check_classes(found, dataset, known)
+    if options.answers == MERGED:
+        _check_answers(found, dataset)
     _check_duplicates(found, dataset, checked, known)
     return found
 
@@ -73,6 +77,17 @@ def _check_classes(found: Findings, dataset: Dataset, known: Known | None) -> No
     twice = [name for name, count in Counter(dataset.class_names).items() if count > 1]
     if twice:
         found.wrong.append(f"Several classes have the same name: {some(twice)}.")
+
+
+def _check_answers(found: Findings, dataset: Dataset) -> None:
+    try:
+        domains = need_domains(dataset.class_names, dataset.name, MERGING)
+    except DataError as error:
+        found.wrong.append(str(error))
+        return
+    found.lines.append(f"{'answers':<9} {domains.counted}, in {len(domains.names)} domains: {', '.join(domains.names)}")
+    if missing := domains.incomplete():
+        found.lines.append(f"{'':<9} {_number(len(missing), 'answer')} not in all domains: {some(missing)}")
 
 
 def _check_counts(found: Findings, dataset: Dataset, split: str, images: ImageSet, known: Known | None) -> None:

@@ -83,7 +83,7 @@ def bring(images: DeferredImages, device: torch.device, keeping: Keeping | None 
     """Decode whole images and keep them where there is room; also return where that is."""
     count = len(images)
     sizes, starts = np.zeros((count, 2), np.int64), np.zeros(count, np.int64)
-    spool, decoded = Spool(keeping or Keeping(), device, count), 0
+    spool, decoded = Spool(keeping or Keeping(), device, count, images.held), 0
     # The images lie in the order in which they are read, which need not be that of the rows.
     for places, pixels in images.whole():
         sizes[places] = [each.shape[:2] for each in pixels]

@@ -28,12 +28,14 @@ class Answers:
     """What an evaluation found: accuracies (percent) on the tasks so far, and how often which class was answered.
 
     `agnostic` is among all seen classes, `aware` among those of the true task. `confusion` (C, C) counts images, its
-    rows are true classes and its columns answers among all seen classes; `images` (C) are the test images of each.
+    rows are true classes and its columns answers among all seen classes; `images` (C) are the test images of each, and
+    `right` (C) those with the right answer: the class, or any class with the same answer where classes share one.
     """
 
     agnostic: list[float]
     aware: list[float]
     confusion: np.ndarray
+    right: list[int]
 
     @property
     def images(self) -> list[int]:
@@ -116,6 +118,7 @@ def evaluate(
     """Test a method on the images of the tasks 0..task, in one pass.
 
     A task without test images has NaN. Answers are counted on the device, and only the counts are copied to the host.
+    Where classes share an answer (`scenario.answers`), it is that of the class with the highest score.
     """
     answer = scorer(method, classifier)
     sizes = scenario.task_sizes[: task + 1]
@@ -136,10 +139,13 @@ def evaluate(
             predicted[1, start:stop] = scores.masked_fill(elsewhere, -torch.inf).argmax(dim=1)
     labels = images.labels[:count]
     confusion = torch.bincount(labels * seen + predicted[0], minlength=seen * seen)
-    aware = torch.bincount(torch.where(predicted[1] == labels, labels, seen), minlength=seen + 1)[:seen]
-    counts = torch.cat([confusion, aware]).cpu().numpy()
-    table = counts[: seen * seen].reshape(seen, seen)
+    answers = torch.tensor(scenario.answers or range(seen), device=device)
+    right = answers[predicted] == answers[labels]
+    # Those that are wrong are counted behind the last class.
+    hits = torch.stack([torch.bincount(torch.where(each, labels, seen), minlength=seen + 1)[:seen] for each in right])
+    counts = torch.cat([confusion, hits.flatten()]).cpu().numpy()
+    table, right_of_class = counts[: seen * seen].reshape(seen, seen), counts[seen * seen :].reshape(2, seen)
     starts = np.cumsum([0, *sizes[:-1]])
-    hits = np.add.reduceat(np.stack([table.diagonal(), counts[seen * seen :]]), starts, axis=1)
-    agnostic_row, aware_row = accuracy_rows(hits, np.add.reduceat(table.sum(axis=1), starts)).tolist()
-    return Answers(agnostic_row, aware_row, table)
+    rows = accuracy_rows(np.add.reduceat(right_of_class, starts, axis=1), np.add.reduceat(table.sum(axis=1), starts))
+    agnostic_row, aware_row = rows.tolist()
+    return Answers(agnostic_row, aware_row, table, right_of_class[0].tolist())

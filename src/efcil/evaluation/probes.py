@@ -112,10 +112,10 @@ class Probes:
 
 
 def line_of(
-    confusion: np.ndarray, images: Sequence[int], spectrum: Sequence[float] | None, last: bool
+    confusion: np.ndarray, images: Sequence[int], right: Sequence[int], spectrum: Sequence[float] | None, last: bool
 ) -> dict[str, Any]:
     """Return what metrics.jsonl records at the end of a task; the confusion (C, C) in full after the last one only."""
-    line: dict[str, Any] = {"classes": {"images": list(images), "right": confusion.diagonal().tolist()}}
+    line: dict[str, Any] = {"classes": {"images": list(images), "right": list(right)}}
     if spectrum is not None:
         line["spectrum"] = list(spectrum)
     if last:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,11 +65,19 @@ def perturb(
     noise = seeds.generator("cpu", summary["seed"], "perturbation", tasks)
     found = [
         Perturbation(tasks, each.sigma, each.directions, each.change, each.accuracy, each.unperturbed)
-        for each in perturbation.perturb(features, labels, heads, matrix, sigmas, noise, cut_off)
+        for each in perturbation.perturb(features, labels, heads, matrix, sigmas, noise, cut_off, _answers(summary))
     ]
     if write:
         folder.write_perturbation(found)
     return found
+
+
+def _answers(summary: Mapping[str, Any]) -> Tensor | None:
+    """Return the number of the answer of every class; None if each is an answer of its own."""
+    if (names := summary.get("answers")) is None:
+        return None
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names])
 
 
 def _loaded(settings: Settings) -> Dataset:

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from efcil import methods, ranks
-from efcil.data.augment import Normalisation, make_augmentation
+from efcil.data.ahead import OFF, Ahead, most_bytes, still_has_room
+from efcil.data.augment import Augmentation, Normalisation, make_augmentation
+from efcil.data.deferred import DeferredImages
+from efcil.data.domains import MERGING, SEPARATOR, need_domains
 from efcil.data.images import Dataset
-from efcil.data.scenario import Scenario, class_order, make_scenario
+from efcil.data.scenario import Scenario, class_order, domain_scenario, make_scenario
 from efcil.data.store import TaskImages
-from efcil.data.tiers import Keeping
+from efcil.data.tiers import Keeping, Kept
 from efcil.data.whole import task_images
 from efcil.engine import hardware
 from efcil.engine.evaluate import TestImages
@@ -29,17 +32,29 @@ from efcil.methods.base import Task, Traits
 from efcil.model.card import made_with
 from efcil.network import backbones
 from efcil.network.backbones import Backbone
-from efcil.resolution import Resolved, chosen_class_order, identity, resolve
+from efcil.resolution import Resolved, chosen_answers, chosen_class_order, identity, resolve
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Recipe, Settings
+from efcil.settings.benchmark import DOMAINS, MERGED
 
 _MEGABYTE = 1 << 20
 
 
 def make_run_scenario(settings: Settings, dataset: Dataset) -> Scenario:
-    """Return the class order and the tasks that the settings ask for."""
-    classes = dataset.number_of_classes
-    order = class_order(chosen_class_order(settings), classes, settings.effective_class_seed, dataset.class_names)
+    """Return the class order and the tasks that the settings ask for, and which classes have the same answer."""
+    names = dataset.class_names
+    scenario = _cut_into_tasks(settings, dataset)
+    if chosen_answers(settings) != MERGED:
+        return scenario
+    answers = need_domains(names, dataset.name, MERGING).answers
+    return replace(scenario, answers=tuple(answers[original] for original in scenario.order))
+
+
+def _cut_into_tasks(settings: Settings, dataset: Dataset) -> Scenario:
+    names, classes, seed = dataset.class_names, dataset.number_of_classes, settings.effective_class_seed
+    if settings.scenario == DOMAINS:
+        return domain_scenario(chosen_class_order(settings), seed, names, dataset.name)
+    order = class_order(chosen_class_order(settings), classes, seed, names)
     return make_scenario(
         settings.scenario,
         classes,
@@ -112,6 +127,13 @@ class Plan:
     def class_names(self) -> list[str]:
         """Names of all classes, in the class order."""
         return [self.dataset.class_names[original] for original in self.scenario.order]
+
+    @cached_property
+    def answers(self) -> list[str] | None:
+        """Names of the answers of all classes, in the class order; None if every class is an answer of its own."""
+        if self.scenario.answers is None:
+            return None
+        return [name.rpartition(SEPARATOR)[2] for name in self.class_names]
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
@@ -205,24 +227,56 @@ class Plan:
         """Labels of the training images, as positions in the class order."""
         return self.scenario.relabel(self.dataset.train.labels)
 
-    def images(self, task: Task) -> TaskImages:
-        """Return the training images of a task, for the device."""
-        chosen = np.flatnonzero((self.labels >= task.first_class) & (self.labels < task.seen))
+    def _rows(self, task: Task) -> np.ndarray:
+        """Return which training images are those of a task."""
+        return np.flatnonzero((self.labels >= task.first_class) & (self.labels < task.seen))
+
+    def images(self, task: Task, ahead: Ahead | None = None) -> TaskImages:
+        """Return the training images of a task, for the device; `ahead` has decoded some of them, perhaps."""
+        chosen = self._rows(task)
         if len(chosen) == 0:
             raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
-        assert self.resolved.augmentation is not None
+        images = self.dataset.train.images
         return task_images(
-            self.dataset.train.images,
+            images if ahead is None or not isinstance(images, DeferredImages) else replace(images, ahead=ahead),
             self.labels,
-            augmentation=make_augmentation(self.resolved.augmentation),
+            augmentation=self.augmentation,
             normalisation=self.normalisation,
             device=self.execution.device,
             seed=task.seed,
             name=f"task{task.index}",
             dtype=self.execution.dtype,
             rows=chosen,
-            keeping=Keeping(self.settings.keep_images),
+            keeping=self.keeping,
         )
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How training images are changed at random."""
+        assert self.resolved.augmentation is not None
+        return make_augmentation(self.resolved.augmentation)
+
+    @property
+    def keeping(self) -> Keeping:
+        """Where the images of tasks may be kept."""
+        return Keeping(self.settings.keep_images)
+
+    def most_ahead(self, index: int, kept: Kept) -> int:
+        """Return the bytes that images of a task after task `index` may take while the one before trains.
+
+        None are decoded ahead (0) if that is not wanted, if the dataset is decoded already, or in the last task.
+        """
+        later = self.later_tasks(index)
+        if self.settings.prefetch == OFF or not isinstance(self.dataset.train.images, DeferredImages) or not later:
+            return 0
+        return most_bytes(kept, max(self._number_of_images(task) for task in later))
+
+    def ahead(self, index: int, most: int) -> Ahead:
+        """Return the images of task `index`, to be decoded in the background into at most `most` bytes."""
+        images = self.dataset.train.images
+        assert isinstance(images, DeferredImages)
+        chosen, keeping = images[self._rows(self.task(index))], self.keeping
+        return Ahead(chosen, self.augmentation.cuts_whole, most, lambda: still_has_room(keeping, most))
 
     def test_images(self) -> TestImages:
         """Return all test images, for the device; most of its memory is left to those of the tasks."""

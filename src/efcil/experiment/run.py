@@ -20,6 +20,8 @@ from efcil import ranks
 from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.core.feature_matrix import spectrum
+from efcil.data import domains
+from efcil.data.ahead import Ahead, has_room, sentence
 from efcil.data.images import Dataset
 from efcil.data.store import TaskImages
 from efcil.engine import checkpoint, hardware
@@ -137,6 +139,8 @@ def _attempt(run: Run) -> None:
         log(f"Failed: {type(error).__name__}: {error}\n{traceback.format_exc().rstrip()}")
         raise
     finally:
+        if run.ahead is not None:
+            run.ahead.cancel()
         # However the run ended: the previous task is finished, and its state must be written completely.
         try:
             run.saving.wait()
@@ -174,7 +178,9 @@ class Run:
         self.clock = hardware.Clock(plan.execution.device)
         self.saving = Background()
         self.tracking = Tracking(log, tracked(plan), progress.say)
+        self.ahead: Ahead | None = None
         self._tier: str | None = None
+        self._most_ahead = 0
 
     def execute(self) -> None:
         """Train the remaining tasks, then write the summary."""
@@ -193,7 +199,8 @@ class Run:
         where = (
             f"{plan.execution.device.type} in {ranks.count()} processes" if ranks.several() else plan.execution.device
         )
-        self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{at}")
+        counted = "" if plan.answers is None else f", answers: {domains.counted(plan.answers)}"
+        self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{counted}{at}")
         if (outlook := plan.memory_outlook()) is not None:
             self.progress.say(outlook)
         resumable = True  # later, a checkpoint found there is of a task that this process has finished
@@ -215,8 +222,9 @@ class Run:
         self.progress.enter_task(index)
         with self.clock.phase("start_up"), doing("preparing the images of the task"):
             task = plan.task(index)
-            data = plan.images(task)
+            data = plan.images(task, self.ahead)
         self._say_where(index, data)
+        self._prefetch(index, data)
         learning = _TaskUnderWay(self, index)
         self.state.method = learn_task(
             plan.blueprint,
@@ -257,13 +265,25 @@ class Run:
             said = data.kept.sentence(prepared_bytes(data, images), staged_bytes(data, images))
             self.progress.say(f"task {index + 1}: {said}")
 
+    def _prefetch(self, index: int, data: TaskImages) -> None:
+        """Begin to decode the images of the next task, if there is room for them; say what that takes at most."""
+        plan, most = self.plan, self.plan.most_ahead(index, data.kept)
+        self.ahead = None
+        if most == 0 or not has_room(plan.keeping, data.kept, most):
+            return
+        if most > self._most_ahead:
+            self._most_ahead = most
+            self.progress.say(f"task {index + 1}: {sentence(most)}")
+        self.ahead = plan.ahead(plan.later_tasks(index)[0], most).start()
+
     def _probes(self, index: int, answers: Answers) -> dict[str, Any]:
         """Return what is recorded about classes and about the directions of feature space that matter."""
         assert self.state.method is not None
         matrix = self.state.method.importance_matrix()
         values = None if matrix is None else spectrum(matrix)
         listed = None if values is None else values.tolist()
-        return probes.line_of(answers.confusion, answers.images, listed, last=index == self.plan.tasks - 1)
+        last = index == self.plan.tasks - 1
+        return probes.line_of(answers.confusion, answers.images, answers.right, listed, last)
 
     def _other_classifiers(self, index: int, test: TestImages) -> dict[str, dict[str, float]]:
         """Return the accuracy over all seen classes of every possible classifier, if the settings ask for it."""

@@ -83,6 +83,7 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
         "task_sizes": scenario.task_sizes,
         "class_order": scenario.order,
         "class_names": plan.class_names,
+        **({} if plan.answers is None else {"answers": plan.answers}),
         "seconds": seconds,
         "first_task": state.first_task,
         "network": plan.resolved.network,

@@ -18,7 +18,7 @@ FIRST_TASK = "first_task"
 #: The preset whose recipes are for networks with pre-trained weights.
 PRETRAINED = "pretrained"
 _KEYS = (
-    *("network", "augmentation", "by_image_size", "named_by_data", "class_order", "images_per_class"),
+    *("network", "augmentation", "by_image_size", "named_by_data", "class_order", "images_per_class", "answers"),
     *("first_task", "later", "methods"),
 )
 
@@ -44,6 +44,7 @@ class Preset:
     named_by_data: bool = False  # the folder, not the dataset's name, says which images these are
     class_order: str = "efc"
     images_per_class: str = "all"
+    answers: str | None = None  # what counts as right: merged or separate; None where classes have no domains
 
     @property
     def pretrained(self) -> bool:
@@ -124,6 +125,7 @@ def parse_preset(text: str, dataset: str, source: str) -> Preset:
             named_by_data=bool(content.get("named_by_data", False)),
             class_order=str(content.get("class_order", "efc")),
             images_per_class=str(content.get("images_per_class", "all")),
+            answers=content.get("answers"),
         )
     except safe_yaml.YamlError as error:
         raise SettingsError(f"The preset {source} is not valid YAML: {error}.") from None

@@ -135,8 +135,8 @@ class Details:
     def confusion(self) -> tuple[np.ndarray, tuple[str, ...], list[tuple[str, str, int]]] | None:
         """Shares in percent (true x predicted, over all seeds), names as in `classes`, and frequent confusions.
 
-        The confusions are (true class, answer, images over all seeds), the most frequent first. Of very many classes
-        there are no shares.
+        The confusions are (true class, answer, images over all seeds), the most frequent first. Classes that share
+        their answer are not confused with each other. Of very many classes there are no shares.
         """
         found: list[np.ndarray] = []
         names: list[list[str]] = []
@@ -148,8 +148,11 @@ class Details:
                 continue
             found.append(np.asarray(counts, dtype=float) if len(counts) <= MOST_IN_FULL else np.zeros((0, 0)))
             names.append([str(name) for name in known])
-            places = np.argwhere(counts)
-            for true, answer in places[places[:, 0] != places[:, 1]].tolist():
+            shared = summary.get("answers")
+            answers = shared if isinstance(shared, list) and len(shared) == len(known) else range(len(known))
+            for true, answer in np.argwhere(counts).tolist():
+                if answers[true] == answers[answer]:
+                    continue
                 pair = (names[-1][true], names[-1][answer])
                 pairs[pair] = pairs.get(pair, 0) + int(counts[true, answer])
         if not found or len({each.shape for each in found}) > 1:

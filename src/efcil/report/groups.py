@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from efcil.settings.benchmark import MERGED, SEPARATE
 from efcil.settings.options import show
 
 if TYPE_CHECKING:
@@ -108,12 +109,22 @@ def value_of(row: Row, name: str) -> str:
         return _said(first.get("epochs"))
     if name == "classifier" and settings:
         return _said(settings.get(name, "own"))
+    if name == "answers" and settings:
+        return _said(settings.get(name, SEPARATE))
     return _said(settings.get(name))
 
 
+def comparable(rows: Sequence[Row]) -> bool:
+    """Return whether all rows count the same as right: answers, or classes."""
+    return len({value_of(row, "answers") == MERGED for row in rows}) < 2
+
+
 def best_and_second(rows: Sequence[Row], metric: str) -> dict[str, str]:
-    """Return `best` or `second` by the label of a row; rows that show the same number share a place."""
-    if metric not in RANKED:
+    """Return `best` or `second` by the label of a row; rows that show the same number share a place.
+
+    Rows that count different things as right are not compared.
+    """
+    if metric not in RANKED or not comparable(rows):
         return {}
     shown = {
         row.label: round(row.ours[metric].mean, 2)

@@ -23,7 +23,7 @@ from efcil.report.cells import any_paper, ours, paper
 from efcil.report.details import Details
 from efcil.report.figure import COLOURS, Figure, HeatMap, styles
 from efcil.report.figures import Shown
-from efcil.report.groups import RANKED, UPPER_BOUNDS, best_and_second, number_of
+from efcil.report.groups import RANKED, UPPER_BOUNDS, best_and_second, comparable, number_of
 from efcil.report.svg import chart_data, draw, swatch
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Table, mapping
 
@@ -181,7 +181,7 @@ def _row(shown: Shown, index: int, metrics: Sequence[str], switched: Sequence[st
         "said_seeds": _ranges(row.seeds),
         "settings": settings,
         "cells": cells,
-        "bound": row.method in UPPER_BOUNDS,
+        "bound": row.method in UPPER_BOUNDS or not comparable(group.rows),
         "lanes": [(metric, _safe(_lane(shown, index, metric))) for metric in switched],
     }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from efcil.data.domains import counted
 from efcil.errors import EfcilError
 from efcil.report.groups import Group, changes_of, groups
 from efcil.report.paper import PaperValue, paper_value
@@ -148,6 +149,7 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
         notes=(
             *_in_full(name, known[0]),
             *_pretrained(summaries),
+            *_answers(summaries),
             *(f"with today's presets and defaults its label is {other}" for other in sorted(today - {name})),
             *_differences(summaries, "images", _data),
             *_differences(summaries, "versions of the method", _version),
@@ -228,6 +230,12 @@ def _pretrained(summaries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     found = [mapping(summary, "pretrained") for summary in summaries]
     words = [f"pre-trained on {facts.get('trained_on')} ({facts.get('source')})" for facts in found if facts]
     return tuple(dict.fromkeys(words))
+
+
+def _answers(summaries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Return a note on classes that share their answers: accuracies are of the answers then."""
+    found = [each for summary in summaries if isinstance(each := summary.get("answers"), list)]
+    return tuple(dict.fromkeys(f"answers: {counted(list(map(str, each)))}" for each in found))
 
 
 def _version(summary: dict[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from efcil.resolution.config import GRID_FIELDS, expand, load_config, read_config, to_yaml
-from efcil.resolution.data import chosen_class_order, source_options
+from efcil.resolution.data import chosen_answers, chosen_class_order, source_options
 from efcil.resolution.identity import differences, identity, pin
 from efcil.resolution.naming import label, scenario_name
 from efcil.resolution.resolve import Resolved, resolve, split_overrides
@@ -12,6 +12,7 @@ from efcil.resolution.validation import validate, validate_training
 __all__ = [
     "GRID_FIELDS",
     "Resolved",
+    "chosen_answers",
     "chosen_class_order",
     "differences",
     "expand",

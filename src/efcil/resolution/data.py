@@ -26,6 +26,11 @@ def chosen_images_per_class(settings: Settings) -> str:
     return settings.images_per_class or presets.load_preset(settings.preset).images_per_class
 
 
+def chosen_answers(settings: Settings) -> str | None:
+    """Return what counts as right, merged or separate: as asked for, or as the preset says; None if neither does."""
+    return settings.answers or presets.load_preset(settings.preset).answers
+
+
 def content_identity(named: str) -> str:
     """Return what identifies a list of classes: the digest of the content of its file, or its name."""
     path = Path(named).expanduser()
@@ -45,4 +50,5 @@ def source_options(settings: Settings) -> SourceOptions:
         stored_side=settings.stored_side,
         columns=settings.columns,
         splits=settings.splits,
+        answers=chosen_answers(settings),
     )

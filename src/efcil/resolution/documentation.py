@@ -43,7 +43,8 @@ The `settings.yaml` in the folder of a run is such a file too, and repeats that 
 your own files do not have, records the presets and defaults at the time.
 
 `class_order: FILE` names a text file with one class per line, each by its name or its number in the dataset (from 0),
-every class once. A JSON list of the same is accepted too.
+every class once. A JSON list of the same is accepted too. In the scenario `domains` it names the
+[domains](datasets.md#domains).
 """
 
 _RECIPES = """\

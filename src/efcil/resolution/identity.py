@@ -11,10 +11,16 @@ from typing import Any
 
 from efcil import presets
 from efcil.errors import SettingsError
-from efcil.resolution.data import CHOICES, chosen_class_order, chosen_images_per_class, content_identity
+from efcil.resolution.data import (
+    CHOICES,
+    chosen_answers,
+    chosen_class_order,
+    chosen_images_per_class,
+    content_identity,
+)
 from efcil.resolution.naming import scenario_name, weights_identity
 from efcil.resolution.resolve import resolve
-from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
+from efcil.settings.benchmark import MERGED, NAMED_CLASS_ORDERS, SEPARATE, Settings
 from efcil.settings.options import completed, method_settings, options, show
 from efcil.settings.recipe import STAGES, Recipe
 
@@ -42,6 +48,8 @@ def identity(settings: Settings) -> dict[str, Any]:
             by_name[name] = content_identity(value) if name == "class_list" else value
     if (images := chosen_images_per_class(settings)) != "all":
         by_name["images_per_class"] = images
+    if chosen_answers(settings) == MERGED:
+        by_name["answers"] = MERGED
     if settings.weights is not None:
         by_name["weights"] = weights_identity(settings.weights)
     if settings.input_size is not None:
@@ -126,6 +134,10 @@ def pin(settings: Settings, stored: Mapping[str, Any], source: Path) -> Settings
             overrides[field] = old
         elif name in ("network", "augmentation"):
             fields[name] = old
+        elif name == "class_order" and settings.class_order is None and old in NAMED_CLASS_ORDERS:
+            fields[name] = old  # the preset's at that time
+        elif name == "answers" and settings.answers is None:
+            fields[name] = old or SEPARATE
         elif name != "data":
             raise SettingsError(
                 f"{source}: {name} was {show(old)} when this was written, but its settings no longer give that value. "

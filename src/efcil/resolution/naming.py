@@ -15,7 +15,7 @@ from typing import Any
 from efcil import presets
 from efcil.resolution.data import CHOICES, content_identity
 from efcil.resolution.resolve import resolve, typed_overrides
-from efcil.settings.benchmark import NAMED_CLASS_ORDERS, Settings
+from efcil.settings.benchmark import NAMED_CLASS_ORDERS, SEPARATE, Settings
 from efcil.settings.options import options, show
 
 LONGEST_LABEL = 80
@@ -45,7 +45,7 @@ def label(settings: Settings, *, whole: bool = False) -> str:
     if settings.weights is not None:
         parts.append(f"weights={Path(settings.weights).stem}{_digits(weights_identity(settings.weights))}")
     names = ("class_order", "class_seed", "held_out", "image_size", "input_size", "classifier", *_FROM_PRESET)
-    for name in (*names, "images_per_class", *CHOICES):
+    for name in (*names, "images_per_class", "answers", *CHOICES):
         value = getattr(settings, name)
         if value != defaults[name]:
             is_file = name == "class_order" and value not in NAMED_CLASS_ORDERS
@@ -102,6 +102,8 @@ def _simplify(settings: Settings) -> Settings:
         settings = replace(settings, class_order=None)
     if settings.images_per_class == preset.images_per_class:
         settings = replace(settings, images_per_class=None)
+    if settings.answers == (preset.answers or SEPARATE):
+        settings = replace(settings, answers=None)
     for name in (name for name in _FROM_PRESET if getattr(settings, name) is not None):
         open_again: dict[str, Any] = {name: None}
         without = replace(settings, **open_again)

@@ -10,9 +10,16 @@ from efcil.settings.options import option
 from efcil.settings.training import TrainingSettings
 
 CUSTOM = "custom"
-NAMED_CLASS_ORDERS = ("efc", "icarl", "efc-imagenet", "natural")
+NAMED_CLASS_ORDERS = ("efc", "icarl", "efc-imagenet", "natural", "dn4il")
 #: Other names of datasets.
 SAME_DATASET = {"imagenet": "imagenet-1k"}
+#: What counts as right: the answer, whichever the domain, or the class, which is an answer in a domain.
+MERGED, SEPARATE = "merged", "separate"
+#: The scenario in which every domain is a task, and the datasets that have it by default.
+DOMAINS = "domains"
+_DOMAIN_INCREMENTAL = ("domainnet",)
+#: The default of all others.
+_COLD_START = "cs5"
 
 
 @dataclass(frozen=True)
@@ -23,9 +30,10 @@ class Settings(TrainingSettings):
     preset: str = dataclasses.field(default="", init=False, repr=False, compare=False)
     dataset: str = option("digits", "Dataset; see `efcil data`.", nargs="+", group="what to run", after="method")
     scenario: str = option(
-        "cs5",
+        None,
         "How classes become tasks: ws5, ws10, ws20 (a large first task, then N steps), cs5, cs10, cs20 (N equal "
-        "tasks), or custom, which is implied by --tasks.",
+        "tasks), domains (every domain is a task), or custom, which is implied by --tasks. Default: cs5; for domainnet "
+        "and with --answers merged, domains.",
         nargs="+",
         group="what to run",
     )
@@ -46,14 +54,23 @@ class Settings(TrainingSettings):
     )
     class_order: str | None = option(
         None,
-        "Order of the classes, by default the preset's, which is efc but for imagenet-1k: efc (the shuffle of the "
-        "paper's authors), icarl (seed 1993), efc-imagenet (the authors' order of ImageNet-1K, the same for all "
-        "seeds), natural, or a file.",
+        "Order of the classes, by default the preset's, which is efc but for imagenet-1k and domainnet: efc (the "
+        "shuffle of the paper's authors), icarl (seed 1993), efc-imagenet (the authors' order of ImageNet-1K, the same "
+        "for all seeds), natural, dn4il (the domains of domainnet as the authors of DN4IL have them), or a file. In "
+        "the scenario domains it is the order of the domains.",
         nargs="+",
         group="scenario",
     )
     class_seed: int | None = option(
         None, "Seed of the class order (default: the seed).", nargs="+", group="scenario", minimum=0
+    )
+    answers: str | None = option(
+        None,
+        "What counts as right, of classes that are called domain/answer, such as sketch/dog: merged (the answer, in "
+        "whichever domain; the default of domainnet) or separate (the class, so that dogs of two domains are two). "
+        "For folder, either of them says that images are in DIR/DOMAIN/CLASS/.",
+        choices=(MERGED, SEPARATE),
+        group="scenario",
     )
     held_out: float | None = option(
         None,
@@ -103,8 +120,19 @@ class Settings(TrainingSettings):
         group="hardware",
         after="deterministic",
     )
+    prefetch: str = option(
+        "auto",
+        "Whether the images of the next task are decoded while a task trains, of datasets that are decoded task by "
+        "task: auto (where host memory has room for them) or off. Results do not depend on it.",
+        choices=("auto", "off"),
+        group="hardware",
+        after="keep_images",
+    )
 
     def __post_init__(self) -> None:
+        if self.scenario is None:
+            domains = self.answers == MERGED or self.dataset in _DOMAIN_INCREMENTAL
+            object.__setattr__(self, "scenario", DOMAINS if domains else _COLD_START)
         super().__post_init__()
         object.__setattr__(self, "dataset", SAME_DATASET.get(self.dataset, self.dataset))
         object.__setattr__(self, "preset", self.dataset)

@@ -16,8 +16,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from efcil.data.domains import MERGING, need_domains
 from efcil.data.images import Dataset, ImageSet
 from efcil.errors import DataError, SettingsError, shortened, unknown
+from efcil.settings.benchmark import MERGED
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class SourceOptions:
     stored_side: int | None = None  # shorter side to which larger whole images are shrunk
     columns: str | None = None  # "image,label": columns of Parquet files
     splits: str | None = None  # "train,test": splits of a dataset of the Hub
+    answers: str | None = None  # merged or separate: classes are answers in domains; None: they have no domains
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,13 @@ def load_dataset(name: str, path: Path | None = None, options: SourceOptions | N
     source, options = find_source(name), options or SourceOptions()
     path = None if path is None else path.expanduser()
     source.check(path, options)
-    if options.held_out is None or not source.splits_itself:
-        return limited(source.load(path, options), options.images_per_class)
-    dataset = limited(source.load(path, replace(options, held_out=None)), options.images_per_class)
+    given = options.held_out is None or not source.splits_itself
+    dataset = source.load(path, options if given else replace(options, held_out=None))
+    if options.answers == MERGED:
+        need_domains(dataset.class_names, dataset.name, MERGING)
+    dataset = limited(dataset, options.images_per_class)
+    if options.held_out is None or given:
+        return dataset
     return held_out_of(dataset, options.held_out, options.seed)
 
 

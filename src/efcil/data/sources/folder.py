@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from efcil.data.cache import Allocate, Built, Request, load_or_build
 from efcil.data.checksum import checksum_listing
 from efcil.data.decode import SAMPLED_SIDES, SUFFIXES, Encoded, Fit, short_side, usual_side
+from efcil.data.domains import SEPARATOR
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import Source, SourceOptions, held_out_choice
 from efcil.data.sources.listing import Files, build_from_files, images_of_class, labelled, visible_folders, wrong_level
@@ -21,7 +23,8 @@ class Folder(Source):
     description = "Your own images: one sub-folder per class, with train/ and test/, or a held-out share"
     expected = (
         "Expected: either train/<class>/ and test/<class>/ (or val/<class>/) with images in them, or just <class>/ "
-        f"folders and a held-out share (held_out, for example 0.2). Recognised: {', '.join(SUFFIXES)}."
+        "folders and a held-out share (held_out, for example 0.2). With domains (answers), <domain>/<class>/ in place "
+        f"of <class>/. Recognised: {', '.join(SUFFIXES)}."
     )
     needs_path = True
     splits_itself = False
@@ -31,9 +34,11 @@ class Folder(Source):
         self.check(path, options)
         assert path is not None
         class_names, splits = self._splits(path, options)
-        settings = {"image_size": options.image_size, "held_out": options.held_out}
+        settings: dict[str, Any] = {"image_size": options.image_size, "held_out": options.held_out}
         if options.held_out is not None:  # the seed has no effect if the test set is given
             settings["seed"] = options.seed
+        if options.answers is not None:
+            settings["classes"] = "domain/class"
         request = Request(
             source=self.name,
             data=path,
@@ -68,7 +73,7 @@ class Folder(Source):
                     f"{path} has its own test images in {test.name}/, so held_out cannot be set. Leave it out, or give "
                     f"{path / 'train'} as the path."
                 )
-            return self._given_splits(path / "train", test)
+            return self._given_splits(path / "train", test, options.answers is not None)
         if options.held_out is None:
             raise DataError(
                 f"{path} does not say which images are for testing: there is no train/ with a test/ or val/ in it, and "
@@ -76,13 +81,14 @@ class Folder(Source):
             )
         # A lone train/ is a wrapper around the class folders, not a class.
         only_train = [folder.name for folder in visible_folders(path)] == ["train"]
-        return self._held_out_splits(path / "train" if only_train else path, options.held_out, options.seed)
+        root = path / "train" if only_train else path
+        return self._held_out_splits(root, options.held_out, options.seed, options.answers is not None)
 
-    def _given_splits(self, train: Path, test: Path) -> tuple[tuple[str, ...], dict[str, Files]]:
-        names = self._class_folders(train)
-        for folder in visible_folders(test):
-            if folder.name not in names:
-                raise DataError(f"{folder} is a class without training images: {train / folder.name} does not exist.")
+    def _given_splits(self, train: Path, test: Path, domains: bool) -> tuple[tuple[str, ...], dict[str, Files]]:
+        names = self._class_folders(train, domains)
+        for name in _folder_names(test, domains):
+            if name not in names:
+                raise DataError(f"{test / name} is a class without training images: {train / name} does not exist.")
         for name in names:
             if not (test / name).is_dir():
                 raise DataError(f"{test / name} is missing: class {name!r} has training images but no test images.")
@@ -91,8 +97,10 @@ class Folder(Source):
             splits[split] = labelled(self._images_of(root, names))
         return tuple(names), splits
 
-    def _held_out_splits(self, root: Path, share: float, seed: int) -> tuple[tuple[str, ...], dict[str, Files]]:
-        names = self._class_folders(root)
+    def _held_out_splits(
+        self, root: Path, share: float, seed: int, domains: bool
+    ) -> tuple[tuple[str, ...], dict[str, Files]]:
+        names = self._class_folders(root, domains)
         kept, held_out = [], []
         for name, images in zip(names, self._images_of(root, names), strict=True):
             if len(images) < 2:
@@ -109,15 +117,31 @@ class Folder(Source):
         """Return the images of every class; refuse a folder whose images are mostly at another level."""
         found = {root / name: images_of_class(root / name) for name in names}
         if wrong := wrong_level(root, found):
-            raise DataError(wrong)
+            domains = all(visible_folders(folder) for folder in found)
+            hint = " If they are domains that have the same classes, add --answers merged." if domains else ""
+            raise DataError(wrong + hint)
         return list(found.values())
 
-    def _class_folders(self, root: Path) -> list[str]:
-        names = [folder.name for folder in visible_folders(root)]
+    def _class_folders(self, root: Path, domains: bool) -> list[str]:
+        names = _folder_names(root, domains)
         if len(names) < 2:
             found = f"only {names[0]!r}" if names else "none"
             raise DataError(f"{root} must have a folder for each of at least two classes; it has {found}.")
         return names
+
+
+def _folder_names(root: Path, domains: bool) -> list[str]:
+    """Return the names of the class folders, sorted: those in `root`, or domain/class if it has domains."""
+    folders = visible_folders(root)
+    if not domains:
+        return [folder.name for folder in folders]
+    for folder in folders:
+        if not visible_folders(folder):
+            raise DataError(
+                f"{folder} is a domain without class folders. With answers, images are in <domain>/<class>/; leave "
+                "answers out if there are no domains."
+            )
+    return [f"{folder.name}{SEPARATOR}{each.name}" for folder in folders for each in visible_folders(folder)]
 
 
 def _default_size(files: Files) -> int:
