@@ -535,7 +535,7 @@ def test_text_beside_the_tensors(honest: Path, photos: Path, tmp_path: Path, cap
     ):
         model = tmp_path / str(number)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint, "serialise_tensors", lambda _, content=content: content)
+            patch.setattr(checkpoint, "tensor_file", lambda _, content=content: [content])
             checkpoint.write(model, tensors, facts, "model")
         (part,) = verdict(capsys, model, photos)["extras"]["parts"]
         assert words in part
@@ -546,7 +546,7 @@ def test_bytes_behind_the_tensors(honest: Path, photos: Path, tmp_path: Path, ca
     tensors = load_file(next(honest.glob("*.safetensors")))
     facts = json.loads((honest / "model.json").read_text())["facts"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "serialise_tensors", lambda kept: serialise(kept) + PICTURE.encode())
+        patch.setattr(checkpoint, "tensor_file", lambda kept: [serialise(kept) + PICTURE.encode()])
         checkpoint.write(tmp_path / "model", tensors, facts, "model")
     assert main(["audit", str(tmp_path / "model"), "--data", str(photos)]) == 2
     assert "is damaged" in capsys.readouterr().err
