@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import io
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,23 +144,21 @@ def separate_heads(data: Data, tasks: int, seed: int) -> Tensor:
     return torch.cat(heads)
 
 
-def rebalance(data: Data, memory: ClassMemory, heads: Tensor, tasks: int, seed: int) -> tuple[Tensor, list[float]]:
-    """Return re-balanced heads (C, n), and how long each drawing of features took."""
+def rebalance(data: Data, memory: ClassMemory, heads: Tensor, tasks: int, seed: int) -> Tensor:
+    """Return re-balanced heads (C, n)."""
     old = data.classes - data.classes // tasks
     sampler = memory.sampler(JITTER)
-    weight, seconds = heads.clone(), []
+    weight = heads.clone()
     velocity, new = torch.zeros_like(weight), (data.labels >= old).nonzero()[:, 0]
     counts = [DRAWN] * old + [0] * (data.classes - old)
     for epoch in range(EPOCHS):
         generator = torch.Generator().manual_seed(1000 * seed + epoch)
-        start = time.perf_counter()
         drawn, labels = sampler.classes(counts, generator)
-        seconds.append(time.perf_counter() - start)
         some = new[torch.randperm(len(new), generator=generator)[: DRAWN * (data.classes - old)]]
         features, targets = torch.cat([drawn, data.features[some]]), torch.cat([labels, data.labels[some]])
         order = torch.randperm(len(targets), generator=generator)
         _epoch(weight, velocity, features[order], targets[order])
-    return weight, seconds
+    return weight
 
 
 def _epoch(weight: Tensor, velocity: Tensor, features: Tensor, labels: Tensor) -> None:
@@ -179,14 +176,14 @@ def accuracy(data: Data, weight: Tensor) -> float:
 def measure(
     data: Callable[[int], Data], forms: tuple[Form, ...], seeds: range, table: Table, tasks: int = TASKS
 ) -> None:
-    """Accuracy over seeds, its difference to that of the first form, bytes, components, and time of drawing."""
+    """Accuracy over seeds, its difference to that of the first form, bytes, and components."""
     found: dict[str, list[float]] = {form.name: [] for form in forms}
     for seed in seeds:
         now = data(seed)
         heads, what = separate_heads(now, tasks, seed), f"{now.features.shape[1]} features"
         for form in forms:
             memory = remember(now, form, tasks)
-            weight, seconds = rebalance(now, memory, heads, tasks, seed)
+            weight = rebalance(now, memory, heads, tasks, seed)
             found[form.name].append(accuracy(now, weight))
             if seed == seeds[-1]:
                 kept = memory.spread()
@@ -194,8 +191,6 @@ def measure(
                 if components := memory.components():
                     table.add(f"{what}, components, mean", form.name, statistics.mean(components), "columns")
                     table.add(f"{what}, components, most", form.name, max(components), "columns")
-                rows = DRAWN * (now.classes - now.classes // tasks)
-                table.add(f"{what}, drawing a feature", form.name, 1e6 * statistics.median(seconds) / rows, "us")
     for name, values in found.items():
         differences = [each - full for each, full in zip(values, found[forms[0].name], strict=True)]
         table.add(f"{what}, accuracy, mean of {len(seeds)} seeds", name, statistics.mean(values), "%")

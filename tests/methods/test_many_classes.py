@@ -15,6 +15,7 @@ from efcil.core.classifiers import ClassStatistics
 from efcil.core.covariance import is_factored, low_rank, weighted_sum, whole
 from efcil.core.transport import AffineMap
 from efcil.engine import checkpoint
+from efcil.errors import SettingsError
 from efcil.methods import efc_plus_plus
 from efcil.methods.memory import LIMIT, SHARE_BEYOND, ClassMemory
 from efcil.methods.storage import account
@@ -168,6 +169,15 @@ def test_methods_learn_with_factors_and_are_loaded_again(name: str, tmp_path: Pa
     assert torch.equal(again.memory.covariances, method.memory.covariances)
     images = stream.test_images[:9]
     assert torch.equal(again.scores(images), method.scores(images))
+
+
+def test_covariances_with_more_columns_than_features_are_refused() -> None:
+    stream = short_stream()
+    method = stream.start("efc")
+    state = method.state_dict()
+    state["memory.covariances"] = torch.zeros(4, method.network.feature_size, method.network.feature_size + 1)
+    with pytest.raises(SettingsError, match="more columns than"):
+        stream.make("efc").load_tensors(state)
 
 
 def test_what_to_expect_is_said_beyond_the_limit_only() -> None:

@@ -86,6 +86,17 @@ def output(capsys: Any, *arguments: Any, code: int = 0) -> str:
 # -- numbers ---------------------------------------------------------------------------------------------------------
 
 
+def test_of_very_many_classes_pairs_are_listed_and_no_matrix(
+    named: Path, folders: Path, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("evaluate", named, "--data", folders / "held-out", "--format", "json")
+    before = json.loads(output(capsys, *given))
+    monkeypatch.setattr("efcil.evaluation.result.MOST_IN_FULL", 1)
+    found = json.loads(output(capsys, *given))
+    assert found["confusion_matrix"]["images"] is None
+    assert found["confusions"] == before["confusions"]
+
+
 def test_numbers_agree_with_scikit_learn(named: Path, folders: Path, capsys: Any) -> None:
     held_out = folders / "held-out"
     found = json.loads(output(capsys, "evaluate", named, "--data", held_out, "--format", "json"))

@@ -230,6 +230,17 @@ def test_classes_confusion_and_spectrum_are_shown_where_they_were_recorded(
     assert said == ["damping / efm_weight = 0.01", "2 classes"]
 
 
+def test_of_very_many_classes_confusions_are_listed_and_not_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("efcil.report.details.MOST_IN_FULL", 1)
+    monkeypatch.setattr(RunFolder, "confusion", lambda run: np.array([[3, 7], [2, 8]]), raising=False)
+    write_run(tmp_path, "efc", 0, [90.0, 55.0], class_names=["cat", "dog"])
+    page = page_of(tmp_path)
+    assert "cat taken for dog 7 dog taken for cat 2" in text_of(page)
+    assert not [title for title in charts(page) if "Confusion" in title]
+
+
 def test_without_them_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("classes", "confusion", "spectrum"):
         monkeypatch.setattr(RunFolder, name, lambda run: None, raising=False)

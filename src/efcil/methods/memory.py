@@ -16,6 +16,7 @@ from efcil.core import gaussians, prototypes
 from efcil.core.classifiers import ClassStatistics
 from efcil.core.covariance import IN_SHORT, is_factored, join, low_rank, ranks, shorten, spell_out, task_average, whole
 from efcil.core.transport import AffineMap
+from efcil.errors import SettingsError
 from efcil.methods.kept import Keeping, rows_of, weighted
 
 #: One covariance of all images about the means of their classes, with its degrees of freedom.
@@ -423,6 +424,11 @@ class ClassMemory(Keeping):
 
     def restored(self) -> None:
         """Compute what is not saved from what is saved. Called after a state was loaded."""
+        if self.form == "class" and self.covariances.shape[2] > self.covariances.shape[1]:
+            raise SettingsError(
+                f"Its covariances have the shape {tuple(self.covariances.shape)}: more columns than the "
+                f"{self.covariances.shape[1]} features. They are not what was saved."
+            )
         if self.form == "low-rank" and self.too_large(len(self.compact)) and is_factored(self.compact):
             self.covariances = self.compact
         elif self.form in IN_SHORT:
