@@ -31,7 +31,6 @@ from efcil.core import elastic
 from efcil.engine.hardware import choose_device, switches
 from efcil.engine.optimiser import FlatOptimiser
 from efcil.engine.trainer import Trainer
-from efcil.network.fast import fused as fused_module
 from efcil.network.fast.attack import FusedAttack
 from efcil.network.fast.fused import FusedBackbone
 from efcil.network.fast.graphs import capture
@@ -52,8 +51,6 @@ SPLITS = (
     (128, 128, 8, 3),
     (32, 1024, 4, 1),
 )
-#: Images in one pass of the old network.
-LOOKS = (None, 640, 256, 128, 64)
 PIECES = (64, 128, 256, 512, 1280, 2560)
 
 
@@ -208,24 +205,6 @@ def measure_steps(bench: Bench, table: Table, steps: int) -> None:
             each = trainers[NOW].feed.steps_per_epoch
             runs = {name: trainers[name].run for name in (NOW, BEFORE) if name in trainers}
             compare(table, "whole epochs, per step", in_turns(bench, runs, 3), 1e3 / (epochs * each), "ms")
-            measure_looks(bench, table, trainers[NOW])
-
-
-def measure_looks(bench: Bench, table: Table, trainer: Trainer) -> None:
-    """Whole epochs of a later task, by how many images the old network looks at in one pass beside the steps."""
-    area, before = bench.sizes.pixels**2, fused_module.LARGEST_LOOK
-
-    def run(images: int | None) -> None:
-        fused_module.LARGEST_LOOK = None if images is None else images * area
-        try:
-            trainer.run()
-        finally:
-            fused_module.LARGEST_LOOK = before
-
-    names = {"as many as are given" if images is None else f"{images} images": images for images in LOOKS}
-    seconds = in_turns(bench, {name: partial(run, images) for name, images in names.items()}, 3)
-    steps = trainer.recipe.epochs * trainer.feed.steps_per_epoch
-    compare(table, "whole epochs, per step, by the old network's pass", seconds, 1e3 / steps, "ms")
 
 
 def repeated(bench: Bench, action: Callable[[], object]) -> Callable[[], object]:

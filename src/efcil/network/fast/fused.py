@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 SIDE_STREAMS = 3
 LARGEST_TENSOR = 2**31 - 2**16  # offsets in kernels have 32 bits, and full tiles may extend beyond the end
-#: Most pixels (of all images together) in one pass without gradients; None: as many as the caller gives. Small passes
-#: leave multiprocessors to a training step that runs beside them, large ones take fewer launches.
-LARGEST_LOOK: int | None = None
 
 #: Priorities of CUDA streams: work that the rest of a step waits for, work that only the optimiser waits for. The
 #: preparation of later steps has the default, 0, and uses what these two leave idle.
@@ -306,8 +303,6 @@ class FusedBackbone:
                 )
             self._forward_calls += 1
             return _Backbone.apply(images, self.anchor, self)
-        if LARGEST_LOOK is not None:
-            most = min(most, max(1, LARGEST_LOOK // images[0, 0].numel()))
         return torch.cat([self.run_forward(piece, keep=False)[0] for piece in images.split(most)])
 
     def _largest_batch(self, height: int, width: int) -> int:
