@@ -106,6 +106,39 @@ def test_without_matplotlib_the_rest_is_written(
     assert "Written: 14 files" in text
 
 
+def test_several_studies_are_one_grid_and_train_what_they_share_once(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(STUDY.replace("frozen", "lda"), encoding="utf-8")
+    grids: list[list[str]] = []
+
+    def run_grid(settings: list[Settings], *_: Any, **__: Any) -> list[Path]:
+        grids.append(sorted(each.method for each in settings))
+        return []
+
+    monkeypatch.setattr("efcil.experiment.run_grid", run_grid)
+    command = ["paper", str(study), str(other), "--seeds", "0", "--output", str(tmp_path / "runs")]
+    assert main([*command, "--dry-run"]) == 0
+    assert "3 runs: 0 done, 3 to train." in capsys.readouterr().out
+    assert main(command) == 0
+    assert grids == [["fecam", "fetril", "lda"]]
+    assert {file.name for file in (tmp_path / "runs" / "paper").iterdir()} == {"mine", "other"}
+
+
+def test_of_several_studies_those_that_fit_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["paper", "all", "--dataset", "cifar100", "--data", str(tmp_path), "--dry-run", "--seeds", "0"]
+    assert main([*command, "--scenario", "ws5"]) == 0
+    text = capsys.readouterr().out
+    assert "table1 is left out. Unknown scenario of the study table1: 'ws5'." in text
+    assert "imagenet-1k is left out." in text
+    assert "Table A1" in text and "Spectrum" in text
+    assert text.count("runs/cifar100/ws5/efc/seed0") == 3, "each study names its runs"
+    assert " 10 to train." in text, "and they are counted once"
+    assert main([*command, "--scenario", "ws6"]) == 2
+    assert "left out" not in capsys.readouterr().out
+
+
 def test_tasks_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = STUDY.replace("[cs5]", "[custom]").replace("epochs: 2", "epochs: 2, tasks: 2").replace("frozen", "fecam")
     (tmp_path / "two.yaml").write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ import argparse
 import re
 import shutil
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +16,20 @@ from efcil.errors import EfcilError, GridError, Mistakes, SettingsError
 
 if TYPE_CHECKING:
     from efcil.settings import Settings
+    from efcil.settings.engine import Engine
     from efcil.studies.measures import Measured
-    from efcil.studies.plan import Planned
+    from efcil.studies.plan import Hardware, Planned
     from efcil.studies.study import Study
 
 DESCRIPTION = """\
-List the studies of the EFC paper, or make one: its runs are planned and trained, and the result is printed and written
-below OUTPUT/paper, ours beside the paper's. Finished runs are skipped and unfinished ones resumed, so the same command
-can be repeated at any time. STUDY may also be a YAML file of your own.
+List the studies of the EFC paper, or make some: their runs are planned and trained, and the results are printed and
+written below OUTPUT/paper, ours beside the paper's. Finished runs are skipped and unfinished ones resumed, so the same
+command can be repeated at any time. STUDY may also be a YAML file of your own. Studies that are made together are one
+grid, and train what they share once.
 
 The result always shows the whole study on the chosen datasets; --scenario, --method and --seeds choose what is trained.
 """
+ALL = "all"
 _SEEDS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _MOST_SEEDS = 1000
 
@@ -38,7 +42,9 @@ def add_parser(subparsers: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("study", nargs="?", metavar="STUDY", help="name of a study, or a YAML file; none: list them")
+    parser.add_argument(
+        "study", nargs="*", metavar="STUDY", help=f"names of studies, YAML files, or {ALL}; none: list them"
+    )
     what = parser.add_argument_group("what to train")
     what.add_argument("--dataset", nargs="+", action="extend", metavar="NAME", help="datasets (default: the first)")
     what.add_argument("--data", metavar="DIR", help="file or folder of the dataset")
@@ -70,14 +76,95 @@ def add_parser(subparsers: Any) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """List the studies, or plan, train and write one."""
+    """List the studies, or plan, train and write some."""
     from efcil import studies
 
-    if arguments.study is None:
+    if not arguments.study:
         print(_listing())
         return 0
-    study = studies.load(arguments.study)
-    return _Command(arguments, study).execute()
+    log, engine = trackers(arguments), chosen(arguments)
+    names = studies.names() if arguments.study == [ALL] else list(dict.fromkeys(arguments.study))
+    found = [studies.load(name) for name in names]
+    return _make(_those_that_fit(arguments, found), arguments, log, engine)
+
+
+def _those_that_fit(arguments: argparse.Namespace, found: Sequence[Study]) -> list[_Command]:
+    """Return the studies as the command line asks for them; of several, those that have what it asks for."""
+    commands, refused = [], []
+    for study in found:
+        try:
+            commands.append(_Command(arguments, study))
+        except SettingsError as error:
+            refused.append((study.name, error))
+    if not commands:
+        raise refused[0][1]
+    if not arguments.quiet:
+        for name, reason in refused:
+            print(f"{name} is left out. {reason}")
+    return commands
+
+
+def _make(
+    commands: Sequence[_Command], arguments: argparse.Namespace, log: Sequence[str], engine: Engine | None
+) -> int:
+    """Plan, train, and write the results; what failed is raised at the end."""
+    from efcil.studies.plan import Hardware, filled, summed_up
+
+    hardware = Hardware.here()
+    plans = [command.plan(hardware) for command in commands]
+    runs = _each_once(plans)
+    if not arguments.quiet or arguments.dry_run:
+        for command, plan in zip(commands, plans, strict=True):
+            command.show(plan)
+        print(filled(summed_up(runs, arguments.output, hardware, arguments.jobs_per_gpu)) + "\n")
+    if arguments.dry_run:
+        return 0
+    failure: BaseException | None = None
+    if not arguments.no_training and any(run.wanted for run in runs):
+        failure = _train(runs, arguments, log, engine)
+        if isinstance(failure, GridError) and failure.mistake and not any(map(_is_there, failure.paths)):
+            raise failure  # nothing could be trained: a table without ours would only hide the reason
+    for command in commands:
+        failure = command.conclude() or failure
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _each_once(plans: Sequence[Sequence[Planned]]) -> list[Planned]:
+    """Return the runs of all plans: a run is to be trained if any study lacks something of it."""
+    found: dict[Path, Planned] = {}
+    for run in (run for plan in plans for run in plan):
+        if run.wanted or run.folder.path not in found:
+            found[run.folder.path] = run
+    return list(found.values())
+
+
+def _train(
+    runs: Sequence[Planned], arguments: argparse.Namespace, log: Sequence[str], engine: Engine | None
+) -> BaseException | None:
+    """Train what is missing, the longest first; return the error, so that results are written before it ends."""
+    from efcil.studies.plan import longest_first
+
+    try:
+        settings = _validated(longest_first(runs))
+        from efcil.experiment import run_grid
+
+        run_grid(
+            settings,
+            arguments.output,
+            jobs_per_gpu=arguments.jobs_per_gpu,
+            quiet=arguments.quiet,
+            checkpoint_steps=arguments.checkpoint_steps,
+            debug=getattr(arguments, "debug", False),
+            log=log,
+            engine=engine,
+        )
+    except (EfcilError, KeyboardInterrupt) as error:
+        if not isinstance(error, GridError):
+            print("Stopped; this is the result of what there is.\n")
+        return error
+    return None
 
 
 def _listing() -> str:
@@ -93,6 +180,7 @@ def _listing() -> str:
         lines.append(f"{name:<{width}}  {makes}, {runs}: {', '.join(study.datasets)}; {', '.join(study.scenarios)}")
         lines.append(" " * (width + 2) + study.about)
     lines.append("\nMake one: efcil paper table1 --dataset cifar100 --data DIR [--fast] [--dry-run]")
+    lines.append(f"Or several, which train what they share once: efcil paper losses covariances ..., or {ALL}")
     return "\n".join(lines)
 
 
@@ -103,8 +191,6 @@ class _Command:
         self.arguments = arguments
         self.study = study
         self.fast: bool = arguments.fast
-        self.log = trackers(arguments)
-        self.engine = chosen(arguments)
         self.output: Path = arguments.output
         datasets = list(dict.fromkeys(arguments.dataset or study.datasets[:1]))
         data = _data(arguments.data, datasets)
@@ -114,32 +200,9 @@ class _Command:
         self.seeds = list(usual) if arguments.seeds is None else read_seeds(arguments.seeds)
         self.shown = sorted({*usual, *self.seeds})
 
-    def execute(self) -> int:
-        """Plan, train, and write the result; what failed is raised at the end."""
-        from efcil.studies.result import conclude, read_runs, write
-
-        measured = self._measured()
-        runs = self._plan(measured)
-        if self.arguments.dry_run:
-            return 0
-        failure: BaseException | None = None
-        if not self.arguments.no_training and any(run.wanted for run in runs):
-            failure = self._train(runs)
-            if isinstance(failure, GridError) and failure.mistake and not any(map(_is_there, failure.paths)):
-                raise failure  # nothing could be trained: a table without ours would only hide the reason
-        read_runs(self.cells, self.shown, self.output, measured)
-        failure = self._compute(measured) or failure
-        result = conclude(self.study, self.cells, self.shown, measured, self.fast)
-        print(result.text(shutil.get_terminal_size((80, 24)).columns), end="")
-        files, trouble = write(result, self.output, measured)
-        print(f"\nWritten: {len(files)} files in {files[0].parent}")
-        if trouble:
-            print(trouble)
-        if failure is not None:
-            raise failure
-        return 0
-
-    def _measured(self) -> Measured:
+    @cached_property
+    def measured(self) -> Measured:
+        """What is known: of results files first, then also of runs."""
         from efcil.studies.measures import Measured
 
         measured = Measured()
@@ -147,58 +210,50 @@ class _Command:
             measured.read_results(self.arguments.results)
         return measured
 
-    def _plan(self, measured: Measured) -> list[Planned]:
-        """Return the runs to train, and print the plan."""
+    def plan(self, hardware: Hardware) -> list[Planned]:
+        """Return its runs: those to train, and those that are done."""
         from efcil.studies.estimate import Times
-        from efcil.studies.plan import Hardware, filled, known_numbers, listed, plan_runs, settings_of, summed_up
-        from efcil.studies.result import measures_of, titled
+        from efcil.studies.plan import known_numbers, plan_runs, settings_of
+        from efcil.studies.result import measures_of
 
         pairs = settings_of(self.chosen, self.seeds)
-        hardware = Hardware.here()
-        known = known_numbers(pairs, measured, measures_of(self.study))
+        known = known_numbers(pairs, self.measured, measures_of(self.study))
         if not self.arguments.no_training:
             _refuse_mistakes([settings for number, (_, settings) in enumerate(pairs) if number not in known])
-        runs = plan_runs([settings for _, settings in pairs], self.output, Times(self.output, hardware.name), known)
-        if not self.arguments.quiet or self.arguments.dry_run:
-            print(titled(self.study, self.fast))
-            shown = runs if self.arguments.dry_run else [run for run in runs if run.wanted]
-            if shown and not self.arguments.no_training:
-                print(listed(shown))
-            print(filled(summed_up(runs, self.output, hardware, self.arguments.jobs_per_gpu)) + "\n")
-        return runs
+        return plan_runs([settings for _, settings in pairs], self.output, Times(self.output, hardware.name), known)
 
-    def _train(self, runs: Sequence[Planned]) -> BaseException | None:
-        """Train what is missing, the longest first; return the error, so that the result is written before it ends."""
-        from efcil.studies.plan import longest_first
+    def show(self, runs: Sequence[Planned]) -> None:
+        """Print its plan."""
+        from efcil.studies.plan import listed
+        from efcil.studies.result import titled
 
-        try:
-            settings = _validated(longest_first(runs))
-            from efcil.experiment import run_grid
+        print(titled(self.study, self.fast))
+        shown = runs if self.arguments.dry_run else [run for run in runs if run.wanted]
+        if shown and not self.arguments.no_training:
+            print(listed(shown))
 
-            run_grid(
-                settings,
-                self.output,
-                jobs_per_gpu=self.arguments.jobs_per_gpu,
-                quiet=self.arguments.quiet,
-                checkpoint_steps=self.arguments.checkpoint_steps,
-                debug=getattr(self.arguments, "debug", False),
-                log=self.log,
-                engine=self.engine,
-            )
-        except (EfcilError, KeyboardInterrupt) as error:
-            if not isinstance(error, GridError):
-                print("Stopped; this is the result of what there is.\n")
-            return error
-        return None
+    def conclude(self) -> BaseException | None:
+        """Print and write the result of what there is; return the first error."""
+        from efcil.studies.result import conclude, read_runs, write
 
-    def _compute(self, measured: Measured) -> BaseException | None:
+        read_runs(self.cells, self.shown, self.output, self.measured)
+        failure = self._compute()
+        result = conclude(self.study, self.cells, self.shown, self.measured, self.fast)
+        print(result.text(shutil.get_terminal_size((80, 24)).columns), end="")
+        files, trouble = write(result, self.output, self.measured)
+        print(f"\nWritten: {len(files)} files in {files[0].parent}")
+        if trouble:
+            print(trouble)
+        return failure
+
+    def _compute(self) -> BaseException | None:
         """Measure what needs a model and the images; return the first error."""
         from efcil.studies.result import measures_of, perturb_runs
 
         if self.arguments.no_training or "perturbation" not in measures_of(self.study):
             return None
         say = (lambda text: None) if self.arguments.quiet else print
-        return perturb_runs(self.cells, self.shown, self.output, measured, say)
+        return perturb_runs(self.cells, self.shown, self.output, self.measured, say)
 
 
 def _is_there(path: Path) -> bool:
