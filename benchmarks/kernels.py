@@ -75,7 +75,7 @@ def _zeros(fused: FusedBackbone) -> list[str]:
         if convolution is self.backbone.conv1 or not self._cudnn:
             return FusedBackbone._frozen_layer(self, x, convolution, residual)
         residual = self._zeros(x, convolution) if residual is None else residual
-        weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
+        weight, bias = self.weight_of(convolution), self._half_biases[self.index_of(convolution)]
         shape: Any = (convolution.stride, convolution.padding, (1, 1), 1)
         return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape), None
 
