@@ -35,7 +35,7 @@ from efcil.network.fast.attack import FusedAttack
 from efcil.network.fast.fused import FusedBackbone
 from efcil.network.fast.graphs import capture
 from efcil.network.incremental import IncrementalNetwork
-from speed import BY_PIXELS, SMALL, Bench, Table
+from speed import BY_PIXELS, SMALL, Bench, Table, sweep
 
 NOW, BEFORE = "as it is", "all as before"
 ATTACK_STEPS = 4
@@ -75,7 +75,7 @@ def _zeros(fused: FusedBackbone) -> list[str]:
         if convolution is self.backbone.conv1 or not self._cudnn:
             return FusedBackbone._frozen_layer(self, x, convolution, residual)
         residual = self._zeros(x, convolution) if residual is None else residual
-        weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
+        weight, bias = self.weight_of(convolution), self._half_biases[self.index_of(convolution)]
         shape: Any = (convolution.stride, convolution.padding, (1, 1), 1)
         return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape), None
 
@@ -167,22 +167,6 @@ def compare(table: Table, what: str, seconds: dict[str, float], scale: float, un
         table.add(f"{what}, ratio", name, value / first, "x")
 
 
-def sweep(bench: Bench, trainer: Trainer, steps: int) -> Callable[[], None]:
-    """Return a function that takes steps of full size whose data are ready."""
-    feed = trainer.feed
-    feed.load(0, 0)
-    trainer.optimiser.begin_block(0, feed.block_steps, 1.0)
-    count = min(steps, feed.block_steps - 1)
-
-    def run() -> None:
-        trainer.steps.start_at(0)
-        trainer.optimiser.skip(0)
-        for index in range(count):
-            trainer.step(index, trainer.recipe.batch_size)
-
-    return run
-
-
 def measure_steps(bench: Bench, table: Table, steps: int) -> None:
     """Steps of both kinds of task in all variants, and whole epochs of later ones."""
     ours = bench.paths["ours"]
@@ -195,9 +179,9 @@ def measure_steps(bench: Bench, table: Table, steps: int) -> None:
                 continue  # its BatchNorm is frozen
             trainers[name] = build(ours)
             take_back(trainers[name], names)
-        runs = {name: sweep(bench, trainer, steps) for name, trainer in trainers.items()}
-        count = min(steps, trainers[NOW].feed.block_steps - 1)
-        compare(table, what, in_turns(bench, runs), 1e3 / count, "ms")
+        sweeps = {name: sweep(trainer, steps) for name, trainer in trainers.items()}
+        seconds = in_turns(bench, {name: run for name, (run, _) in sweeps.items()})
+        compare(table, what, seconds, 1e3 / sweeps[NOW][1], "ms")
         if what == "incremental step":
             epochs = 2
             for trainer in trainers.values():
@@ -315,8 +299,8 @@ def measure_attack(bench: Bench, table: Table) -> None:
     fused = network.fast
     assert fused is not None
     attack, size = FusedAttack(fused), network.feature_size
-    steps = min(20, trainer.feed.block_steps - 1)
-    step = in_turns(bench, {"step": sweep(bench, trainer, steps)}, 3)["step"] / steps
+    run, steps = sweep(trainer, 20)
+    step = in_turns(bench, {"step": run}, 3)["step"] / steps
     table.add("incremental step", "beside it", 1e3 * step, "ms")
     most = 256 if bench.sizes == SMALL else PIECES[-1]
 

@@ -173,19 +173,9 @@ class Bench:
 
     def step_ms(self, trainer: Trainer, steps: int | None = None) -> float:
         """Milliseconds of one step of full size, data being ready."""
-        feed = trainer.feed
-        count = min(steps or self.sizes.steps, feed.block_steps - 1)
-        feed.load(0, 0)
-        trainer.optimiser.begin_block(0, feed.block_steps, 1.0)
-
-        def sweep() -> None:
-            trainer.steps.start_at(0)
-            trainer.optimiser.skip(0)
-            for index in range(count):
-                trainer.step(index, trainer.recipe.batch_size)
-
-        repeats = max(3, (steps or self.sizes.steps) // count)
-        return 1e3 * self.seconds(sweep, repeats) / count
+        wanted = steps or self.sizes.steps
+        run, count = sweep(trainer, wanted)
+        return 1e3 * self.seconds(run, max(3, wanted // count)) / count
 
     def epoch_ms(self, trainer: Trainer) -> float:
         """Milliseconds per step of whole epochs, with augmentation, the old network and everything else."""
@@ -216,6 +206,22 @@ class Bench:
         size, dtype = (8192, torch.bfloat16) if cuda else (1024, torch.float32)
         a = torch.randn(size, size, device=self.device).to(dtype)
         return 2 * size**3 / self.seconds(lambda: a @ a, 5)
+
+
+def sweep(trainer: Trainer, steps: int) -> tuple[Callable[[], None], int]:
+    """Return a function that takes steps of full size whose data are ready, and how many: `steps`, or a block's."""
+    feed = trainer.feed
+    count = min(steps, feed.block_steps - 1)
+    feed.load(0, 0)
+    trainer.optimiser.begin_block(0, feed.block_steps, 1.0)
+
+    def run() -> None:
+        trainer.steps.start_at(0)
+        trainer.optimiser.skip(0)
+        for index in range(count):
+            trainer.step(index, trainer.recipe.batch_size)
+
+    return run, count
 
 
 @cache
@@ -380,11 +386,9 @@ def profile(bench: Bench, rows: int = 25) -> None:
         with ours.stream():
             trainer = build(bench, ours)
             bench.step_ms(trainer)
-            trainer.steps.start_at(0)
-            trainer.optimiser.skip(0)
+            run, _ = sweep(trainer, 10)
             with recorded(activities=activities) as record:
-                for index in range(min(10, trainer.feed.block_steps)):
-                    trainer.step(index, trainer.recipe.batch_size)
+                run()
                 bench.wait()
             print(f"{what}: ten steps")
             for row in sorted(record.key_averages(), key=lambda row: -_spent(row))[:rows]:
@@ -485,14 +489,8 @@ def work(bench: Bench, kind: str, seconds: float = 3.0) -> None:
     with ours.stream():
         trainer = bench.efc(ours, 50) if kind == "incremental step" else bench.first(ours)
         trainer.recipe = Recipe(learning_rate=1e-4, epochs=4, batch_size=bench.sizes.batch)
-        steps = trainer.feed.block_steps - 1
         trainer.run()
-
-        def sweep() -> None:
-            trainer.steps.start_at(0)
-            trainer.optimiser.skip(0)
-            for index in range(steps):
-                trainer.step(index, trainer.recipe.batch_size)
+        run, steps = sweep(trainer, trainer.feed.block_steps)
 
         def pace(action: Callable[[], None], count: int) -> float:
             begin, done = time.perf_counter(), 0
@@ -502,11 +500,11 @@ def work(bench: Bench, kind: str, seconds: float = 3.0) -> None:
                 done += count
             return 1e3 * (time.perf_counter() - begin) / done
 
-        sweep()
+        run()
         bench.wait()
         print("ready", flush=True)
         sys.stdin.readline()
-        result = {"step": pace(sweep, steps), "epoch": pace(trainer.run, 4 * trainer.feed.steps_per_epoch)}
+        result = {"step": pace(run, steps), "epoch": pace(trainer.run, 4 * trainer.feed.steps_per_epoch)}
         print(json.dumps(result))
 
 

@@ -25,6 +25,10 @@ def test_radius_is_the_mean_standard_deviation_of_one_feature() -> None:
     # Off the diagonal nothing counts: mean of traces / 2 = (4 + 12) / 4.
     two[:, 0, 1] = two[:, 1, 0] = 100.0
     assert gaussians.perturbation_radius(two).item() == 2.0
+    factors = torch.randn(4, 5, 2, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        gaussians.perturbation_radius(factors), gaussians.perturbation_radius(factors @ factors.mT)
+    )
 
 
 def test_whole_classes_are_drawn_with_their_moments() -> None:

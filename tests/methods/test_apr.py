@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from efcil.core import transport
 from efcil.core.pseudo_old import descend
-from efcil.methods.apr import AdversarialPseudoReplay, nearest, some
+from efcil.methods.apr import AdversarialPseudoReplay, nearest
 from efcil.methods.base import Plan
 from efcil.network import attack
 from efcil.resolution import resolve
@@ -50,7 +50,7 @@ def test_rows_of_a_view_are_rendered_as_they_were(stream: Stream) -> None:
     view = data.view("drift")
     whole, _ = data.render(view, 0, len(data))
     rows = torch.tensor([5, 0, 5, 11])
-    assert torch.equal(data.render(some(view, rows), 0, 4)[0], whole[rows])
+    assert torch.equal(data.render(view.of(rows), 0, 4)[0], whole[rows])
 
 
 def test_a_group_shares_the_length_of_a_step() -> None:
@@ -115,7 +115,7 @@ def test_every_source_is_used_before_one_is_used_again(stream: Stream) -> None:
         images = method.draw(plan, torch.Generator().manual_seed(0))["images"].flatten(0, 1)
         rows = method._sources.rows
         data, view = method._sources.data, method._sources.view
-        expected, _ = data.render(some(view, rows), 0, pairs)
+        expected, _ = data.render(view.of(rows), 0, pairs)
     one, other = images.flatten(1).sum(dim=1).sort().values, expected.flatten(1).sum(dim=1).sort().values
     torch.testing.assert_close(one, other)
 

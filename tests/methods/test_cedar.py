@@ -208,18 +208,18 @@ def test_studies_of_the_research_log_can_be_planned(file: Path) -> None:
 
 def test_it_is_not_worse_than_efc_plus_plus() -> None:
     """Under the modern recipe, with trained BatchNorm; another number of threads moves values by up to 4 points."""
-    first = replace(FIRST, epochs=12, learning_rate=3e-3, schedule="steps", milestones=(8,))
-    stream = make_stream((4, 3, 3), per_class=70, first=first)
+    first = replace(FIRST, epochs=8, learning_rate=3e-3, schedule="steps", milestones=(5,))
+    stream = make_stream((4, 3, 3), per_class=35, first=first)
     modern = load_preset("cifar100").modern
     assert modern is not None
-    recipe = replace(modern.of_later(LATER, "efc"), epochs=10, batch_size=LATER.batch_size)
+    recipe = replace(modern.of_later(LATER, "efc"), epochs=6, batch_size=LATER.batch_size)
 
     def mean_accuracy(name: str) -> float:
-        method, found = stream.start(name, rebalance_epochs=30), 0.0
+        method, found = stream.start(name, rebalance_epochs=15), 0.0
         for index in (1, 2):
             plan = blueprint(type(method), method.settings)
             lifecycle.learn_task(plan, method, stream.tasks[index], stream.data[index], recipe)
             found += stream.accuracy(method, index) / 2
         return found
 
-    assert mean_accuracy("cedar") > mean_accuracy("efc++") - 0.02  # 83.3 and 81.2
+    assert mean_accuracy("cedar") > mean_accuracy("efc++") - 0.02  # 67.8 and 64.9

@@ -154,7 +154,7 @@ def test_asked_for_low_rank_is_not_multiplied_out_beyond_the_limit() -> None:
 # -- methods ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["efc", "efc++", "fd"])
+@pytest.mark.parametrize("name", ["cedar", "efc", "efc++", "fd"])
 def test_methods_learn_with_factors_and_are_loaded_again(name: str, tmp_path: Path) -> None:
     stream = short_stream()
     method = stream.learn(stream.start(name, covariance_limit=0.0), 1)

@@ -202,7 +202,7 @@ def test_traits_follow_from_what_a_method_defines() -> None:
 
 def test_traits_of_the_methods() -> None:
     traits = {name: cls.traits(cls.Settings()) for name, cls in available().items()}
-    assert [name for name, each in traits.items() if each.learns_more] == ["efc", "efc++", "fd", "il2a", "lda"]
+    assert [name for name, each in traits.items() if each.learns_more] == ["cedar", "efc", "efc++", "fd", "il2a", "lda"]
     assert [name for name, each in traits.items() if not each.trains_later] == ["fecam", "fetril", "joint", "lda"]
     assert [name for name, each in traits.items() if each.images == "all"] == ["joint"]
     efc = available()["efc"]

@@ -72,7 +72,7 @@ def test_features_gradients_and_statistics(
     plain, other = make(dtype, large).train(training), make(dtype, large).train(training)
     fused = FusedBackbone(other, dtype)
     if turned:
-        fused.train_convolutions()
+        fused.keep_turned()
     for number in range(passes):  # a loss may look at two batches, whose gradients add up
         images = draw(count, 3, pixels, pixels, seed=number, dtype=dtype)
         direction = draw(count, 16, seed=number + 50, dtype=dtype)
@@ -133,7 +133,7 @@ def test_projections_beside_other_work_change_no_bit(monkeypatch: pytest.MonkeyP
             torch.manual_seed(0)
             backbone = ResNet((64, 128, 256, 512)).cuda().to(memory_format=torch.channels_last).train(training)
         fused = FusedBackbone(backbone, torch.bfloat16)
-        fused.train_convolutions()
+        fused.keep_turned()
         if not beside:
             fused._branch = None
         for number in range(3):  # memory is used again

@@ -11,7 +11,7 @@ with the rows of U of unit length, which differs from feature to feature, so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class FeatureMatrixSum:
         if classes <= size:
             return cls.empty(classes, weight.device)
         zeros = torch.zeros(classes, dtype=torch.float64, device=weight.device)
-        return cls(zeros, zeros.new_zeros(size, size), 0, weight.double())
+        return cls(zeros, zeros.new_zeros(size, size), 0, head=weight.double())
 
     def matrix(self, weight: Tensor) -> Tensor:
         """The feature matrix (n, n) of all samples accumulated, for the head `weight` (m, n)."""
@@ -73,11 +73,11 @@ def accumulate(total: FeatureMatrixSum, logits: Tensor) -> FeatureMatrixSum:
     """Add the samples of one chunk, given their `logits` (B, m) over all seen classes; returns a new sum."""
     probabilities = torch.softmax(logits.double(), dim=1)
     rows = probabilities if total.head is None else probabilities @ total.head
-    return FeatureMatrixSum(
-        total.probability + probabilities.sum(dim=0),
-        total.outer + rows.T @ rows,
-        total.count + logits.shape[0],
-        total.head,
+    return replace(
+        total,
+        probability=total.probability + probabilities.sum(dim=0),
+        outer=total.outer + rows.T @ rows,
+        count=total.count + len(logits),
     )
 
 
@@ -97,7 +97,7 @@ def accumulate_cosine(total: FeatureMatrixSum, features: Tensor, weight: Tensor,
         slopes = slopes - (probabilities[:, :, None] * slopes).sum(dim=1, keepdim=True)
         weighted = (probabilities.sqrt()[:, :, None] * slopes).flatten(0, 1)
         whole = whole + weighted.T @ weighted
-    return FeatureMatrixSum(total.probability, total.outer, total.count + len(features), whole)
+    return replace(total, count=total.count + len(features), whole=whole)
 
 
 def feature_matrix(weight: Tensor, mean_probability: Tensor, mean_outer: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from efcil.core import prototypes
+from efcil.core.covariance import is_factored, traces
 
 
 def collect(features: Callable[[Tensor], Tensor], pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -21,7 +22,12 @@ def collect(features: Callable[[Tensor], Tensor], pieces: Iterable[tuple[Tensor,
 
 
 def perturbation_radius(covariances: Tensor) -> Tensor:
-    """The standard deviation of one feature, sqrt(mean over classes of trace(S) / n), of covariances (C, n, n)."""
+    """The standard deviation of one feature, sqrt(mean over classes of trace(S) / n), of covariances (C, n, n).
+
+    They may be factors (see core/covariance.py).
+    """
+    if is_factored(covariances):
+        return (traces(covariances).mean() / covariances.shape[1]).sqrt()
     return covariances.diagonal(dim1=1, dim2=2).mean().sqrt()
 
 

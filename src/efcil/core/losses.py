@@ -43,14 +43,14 @@ def distillation(
     old classes. The student's probabilities get `smoothing / s` each and are renormalised, which bounds the loss of a
     student that is sure of the wrong class. There is no factor temperature^2. The teacher receives no gradient.
     """
-    if smoothing == 0.0:  # the logarithm of the softmax, which stays finite where a probability is too small to write
-        logs = torch.log_softmax(_promoted(student_logits) / temperature, dim=1)
-        shares = torch.softmax(_promoted(teacher_logits.detach()) / temperature, dim=1)
-        return weighted_mean(-(shares * logs).sum(dim=1), weights)
-    student = torch.softmax(_promoted(student_logits) / temperature, dim=1)
     teacher = torch.softmax(_promoted(teacher_logits.detach()) / temperature, dim=1)
-    student = (student + smoothing / student.shape[1]) / (1.0 + smoothing)
-    return weighted_mean(-(teacher * student.log()).sum(dim=1), weights)
+    scaled = _promoted(student_logits) / temperature
+    if smoothing == 0.0:
+        logs = torch.log_softmax(scaled, dim=1)  # finite, also where a probability is too small to write
+    else:
+        student = torch.softmax(scaled, dim=1)
+        logs = ((student + smoothing / student.shape[1]) / (1.0 + smoothing)).log()
+    return weighted_mean(-(teacher * logs).sum(dim=1), weights)
 
 
 def _promoted(logits: Tensor) -> Tensor:

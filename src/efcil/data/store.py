@@ -60,6 +60,10 @@ class View:
         """The order, for images that are kept on the host."""
         return self.order.cpu()
 
+    def of(self, rows: Tensor) -> View:
+        """Return a view of some rows of this one, perhaps more than once, each with the same random numbers."""
+        return View(self.order[rows], {name: value[rows] for name, value in self.draws.items()}, self.augmentation)
+
 
 class TaskImages:
     """Images (n, 3, size, size) and labels (n,) of one task for a device, with augmentation and normalisation.
@@ -166,11 +170,16 @@ class TaskImages:
 
     def augmented(self, purpose: str, index: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of one augmented view of all images, a weak one where training is strong."""
-        view, step = self.view(purpose, index), self.chunk_size()
         with doing("images", len(self)) as work:
-            for start in range(0, len(self), step):
-                work.done = start
-                yield self.render(view, start, min(start + step, len(self)))
+            for images, labels in self.rendered(self.view(purpose, index)):
+                yield images, labels
+                work.done += len(labels)
+
+    def rendered(self, view: View) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (input, labels) pieces of a view."""
+        count, step = len(view.order), self.chunk_size()
+        for start in range(0, count, step):
+            yield self.render(view, start, min(start + step, count))
 
     def seen(self, views: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of all images: `plain`, or the `augmented` view that prototypes are made of."""

@@ -192,7 +192,7 @@ class FlatOptimiser(Optimiser):
             self._add(convolutions, master, rates, fused.gradient, scales, fused.working)
             self._ends = torch.tensor([0, *fused.sizes]).cumsum(0).tolist()
             fused.written()  # the same numbers at another address
-            fused.train_convolutions()
+            fused.keep_turned()
         elif any(id(p) in rates for p in convolutions):
             raise ValueError("the fused backbone trains all of its convolutions or none")
         if all(id(p) in rates for p in norms):

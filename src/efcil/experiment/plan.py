@@ -227,13 +227,13 @@ class Plan:
         """Labels of the training images, as positions in the class order."""
         return self.scenario.relabel(self.dataset.train.labels)
 
-    def _rows(self, task: Task) -> np.ndarray:
+    def rows(self, task: Task) -> np.ndarray:
         """Return which training images are those of a task."""
         return np.flatnonzero((self.labels >= task.first_class) & (self.labels < task.seen))
 
     def images(self, task: Task, ahead: Ahead | None = None) -> TaskImages:
         """Return the training images of a task, for the device; `ahead` has decoded some of them, perhaps."""
-        chosen = self._rows(task)
+        chosen = self.rows(task)
         if len(chosen) == 0:
             raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
         images = self.dataset.train.images
@@ -275,7 +275,7 @@ class Plan:
         """Return the images of task `index`, to be decoded in the background into at most `most` bytes."""
         images = self.dataset.train.images
         assert isinstance(images, DeferredImages)
-        chosen, keeping = images[self._rows(self.task(index))], self.keeping
+        chosen, keeping = images[self.rows(self.task(index))], self.keeping
         return Ahead(chosen, self.augmentation.cuts_whole, most, lambda: still_has_room(keeping, most))
 
     def test_images(self) -> TestImages:

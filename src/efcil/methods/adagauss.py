@@ -17,7 +17,8 @@ from efcil.core import classifiers, gaussians, prototypes, transport
 from efcil.core.classifiers import Classifier
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
-from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms, Traits
+from efcil.methods.base import Batch, ParameterGroup, Task, Terms, Traits
+from efcil.methods.built import BuiltClassifier
 from efcil.methods.memory import ClassMemory
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe, option
@@ -30,7 +31,7 @@ _ADAPTER_WEIGHT_DECAY = 5e-4
 _DEAD = 1e-3
 
 
-class AdaptedGaussians(Method):
+class AdaptedGaussians(BuiltClassifier):
     """Keeps a Gaussian per class, carries mean and covariance over through a learned map, and classifies by distance.
 
     Features pass a linear bottleneck z = P f + b. The shared first task has none, so it starts as the principal
@@ -101,7 +102,6 @@ class AdaptedGaussians(Method):
         )
         self.distiller: nn.Module | None = None
         self.teacher_bottleneck: nn.Module | None = None
-        self._classifier: Classifier | None = None
 
     @classmethod
     def remembers(cls, settings: Settings, size: int) -> ClassMemory:
@@ -132,9 +132,7 @@ class AdaptedGaussians(Method):
         super().begin_task(task)
         for head in list(self.network.heads)[:-1]:
             head.requires_grad_(False)
-        generator = seeds.generator("cpu", task.seed, "distiller", task.index)
-        device = self.bottleneck.weight.device
-        self.distiller = two_layers(self.bottleneck.out_features, self.settings.width, generator).to(device)
+        self.distiller = self._new_map(task, "distiller")
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """Everything the network trains, and bottleneck and distiller with the heads' learning rate."""
@@ -205,11 +203,15 @@ class AdaptedGaussians(Method):
             points = adapter(mean + noise @ factor.T).double()
             memory.replace(number, points.mean(dim=0), torch.cov(points.T).reshape(len(mean), -1))
 
+    def _new_map(self, task: Task, purpose: str) -> nn.Module:
+        """Return an untrained map between old and new features."""
+        generator = seeds.generator("cpu", task.seed, purpose, task.index)
+        made = two_layers(self.bottleneck.out_features, self.settings.width, generator)
+        return made.to(self.bottleneck.weight.device)
+
     def _new_adapter(self, task: Task) -> nn.Module:
         """Return the map from old to new features before it is learned."""
-        generator = seeds.generator("cpu", task.seed, "adapter", task.index)
-        device = self.bottleneck.weight.device
-        return two_layers(self.bottleneck.out_features, self.settings.width, generator).to(device)
+        return self._new_map(task, "adapter")
 
     def _learn_adapter(self, task: Task, data: TaskImages) -> nn.Module:
         """Learn the map from old to new features, a fresh view of all images in every epoch."""
@@ -244,16 +246,9 @@ class AdaptedGaussians(Method):
 
     # -- inference ---------------------------------------------------------------------------------------------
 
-    def restored(self) -> None:
-        """Discard the classifier; it is built again when it is needed."""
-        self._classifier = None
-
-    @torch.no_grad()
-    def scores(self, images: Tensor) -> Tensor:
+    def build(self) -> Classifier:
         """Minus the squared Mahalanobis distance to every class."""
-        if self._classifier is None:
-            self._classifier = classifiers.mahalanobis(self.memory.statistics(), self.settings.shrink_diagonal, 0.0)
-        return self._classifier(self.embed(images))
+        return classifiers.mahalanobis(self.memory.statistics(), self.settings.shrink_diagonal, 0.0)
 
 
 def collapse(features: Tensor, limit: float, by_columns: bool = False) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +14,16 @@ from efcil.core.classifiers import Classifier
 from efcil.core.losses import cross_entropy, distillation
 from efcil.data.store import TaskImages, View
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
+from efcil.methods.built import BuiltClassifier
 from efcil.methods.lwf import LearningWithoutForgetting
 from efcil.methods.memory import ClassMemory
 from efcil.network import attack
-from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import option
 
 #: Length per image of the attack that follows the drift: 25 for a thousand images together.
 _DRIFT_LENGTH = 25.0 / math.sqrt(1000.0)
+#: Numbers of the covariances whose maps are learned side by side: 64 classes of 512 features.
+_LARGEST = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class _Sources:
     labels: Tensor
 
 
-class AdversarialPseudoReplay(LearningWithoutForgetting):
+class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
     """Distils the old network on current and pseudo-old images, follows the drift of every class, compares with all."""
 
     name = "apr"
@@ -86,10 +87,8 @@ class AdversarialPseudoReplay(LearningWithoutForgetting):
 
     settings: Settings  # type: ignore[assignment]
 
-    def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
-        super().__init__(network, settings)
-        self._sources: _Sources | None = None
-        self._classifier: Classifier | None = None
+    #: There are some while a later task is learned.
+    _sources: _Sources | None = None
 
     @classmethod
     def remembers(cls, settings: Settings, size: int) -> ClassMemory:
@@ -107,7 +106,7 @@ class AdversarialPseudoReplay(LearningWithoutForgetting):
     def prepare(self, task: Task, data: TaskImages) -> None:
         """Choose the current images that resemble each old class most, in one view that is used all the time."""
         view = data.view("pseudo-old", training=True)
-        features = torch.cat([self.old_network.features(images) for images in _rendered(data, view)])
+        features, _ = gaussians.collect(self.old_network.features, data.rendered(view))
         rows = nearest(features, self.memory.means, self.settings.sources)
         labels = torch.arange(len(rows), device=rows.device).repeat_interleave(rows.shape[1])
         self._sources = _Sources(data, view, rows.flatten(), labels)
@@ -124,15 +123,9 @@ class AdversarialPseudoReplay(LearningWithoutForgetting):
         means = self.memory.means[sources.labels[chosen]]
         radius = settings.noise * gaussians.perturbation_radius(self.memory.covariances)
         targets = means + radius * torch.randn(means.shape, generator=generator, device=device)
-        images = torch.cat(list(_rendered(sources.data, some(sources.view, sources.rows[chosen]))))
-        made = attack.towards(
-            self.old_network,
-            images,
-            targets,
-            settings.attack_steps,
-            settings.attack_length,
-            group=settings.pseudo_batch,
-        )
+        images = _images(sources.data, sources.view.of(sources.rows[chosen]))
+        steps, length = settings.attack_steps, settings.attack_length
+        made = attack.towards(self.old_network, images, targets, steps, length, group=settings.pseudo_batch)
         logits = self.frozen(made)["logits"]
         # Channels last, because so a step's images are read as the network wants them.
         return {
@@ -173,7 +166,7 @@ class AdversarialPseudoReplay(LearningWithoutForgetting):
         settings, memory = self.settings, self.memory
         view = data.view("drift")
         features, lowest, highest = [], [], []
-        for images in _rendered(data, view):
+        for images, _ in data.rendered(view):
             features.append(self.old_network.features(images))
             lowest.append(images.amin())
             highest.append(images.amax())
@@ -181,7 +174,7 @@ class AdversarialPseudoReplay(LearningWithoutForgetting):
         rows = nearest(torch.cat(features), memory.means, settings.drift_images)
         before, after, counts = [], [], []
         for number, chosen in enumerate(rows):
-            old, new, made = self._pairs(number, data, some(view, chosen), limits)
+            old, new, made = self._pairs(number, data, view.of(chosen), limits)
             before.append(old)
             after.append(new)
             counts.append(made)
@@ -207,7 +200,7 @@ class AdversarialPseudoReplay(LearningWithoutForgetting):
         The third is how many got there: the old network has them nearest to this class. If none did, it is all of them.
         """
         settings, means = self.settings, self.memory.means
-        images = torch.cat(list(_rendered(data, view)))
+        images = _images(data, view)
         made = attack.towards(
             self.old_network, images, means[number].expand(len(images), -1), settings.drift_steps,
             settings.drift_length, group=settings.drift_batch, limits=limits,
@@ -220,21 +213,9 @@ class AdversarialPseudoReplay(LearningWithoutForgetting):
 
     # -- inference ---------------------------------------------------------------------------------------------
 
-    def restored(self) -> None:
-        """Discard the classifier; it is built again when it is needed."""
-        self._classifier = None
-
-    @torch.no_grad()
-    def scores(self, images: Tensor) -> Tensor:
+    def build(self) -> Classifier:
         """Minus the squared Mahalanobis distance to every class."""
-        if self._classifier is None:
-            shrink = self.settings.shrink
-            self._classifier = classifiers.mahalanobis(self.memory.statistics(), shrink, shrink)
-        return self._classifier(self.network.features(images))
-
-
-#: Numbers of the covariances whose maps are learned side by side: 64 classes of 512 features.
-_LARGEST = 1 << 24
+        return classifiers.mahalanobis(self.memory.statistics(), self.settings.shrink, self.settings.shrink)
 
 
 def nearest(features: Tensor, means: Tensor, count: int) -> Tensor:
@@ -243,13 +224,6 @@ def nearest(features: Tensor, means: Tensor, count: int) -> Tensor:
     return distances.topk(min(count, len(features)), dim=1, largest=False).indices
 
 
-def some(view: View, rows: Tensor) -> View:
-    """A view that consists of some rows of another one, perhaps more than once, each with the same random numbers."""
-    return View(view.order[rows], {name: value[rows] for name, value in view.draws.items()}, view.augmentation)
-
-
-def _rendered(data: TaskImages, view: View) -> Iterator[Tensor]:
-    """Yield the images of a view in pieces."""
-    step = data.chunk_size()
-    for start in range(0, len(view.order), step):
-        yield data.render(view, start, min(start + step, len(view.order)))[0]
+def _images(data: TaskImages, view: View) -> Tensor:
+    """All images of a view."""
+    return torch.cat([images for images, _ in data.rendered(view)])

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from efcil import seeds
 from efcil.core.losses import cross_entropy
 from efcil.data.store import TaskImages
-from efcil.methods.adagauss import AdaptedGaussians, collapse, two_layers
+from efcil.methods.adagauss import AdaptedGaussians, collapse
 from efcil.methods.base import Batch, ParameterGroup, Task, Terms
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe, option
@@ -60,9 +59,7 @@ class BidirectionalCycle(AdaptedGaussians):
     def begin_task(self, task: Task) -> None:
         """Begin as AdaGauss does, with a new map from old to new features too."""
         super().begin_task(task)
-        generator = seeds.generator("cpu", task.seed, "adapter", task.index)
-        device = self.bottleneck.weight.device
-        self.forward_map = two_layers(self.bottleneck.out_features, self.settings.width, generator).to(device)
+        self.forward_map = self._new_map(task, "adapter")
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:
         """What AdaGauss trains, and the map."""
@@ -103,7 +100,8 @@ class BidirectionalCycle(AdaptedGaussians):
 
     def _new_adapter(self, task: Task) -> nn.Module:
         """The map that was trained with the network."""
-        return copy.deepcopy(self.forward_map) if self.forward_map is not None else super()._new_adapter(task)
+        assert self.forward_map is not None
+        return copy.deepcopy(self.forward_map)
 
 
 def geometry(wanted: Tensor, found: Tensor) -> Tensor:

@@ -43,9 +43,9 @@ class _Choice:
 
 
 class Cedar(ElasticFeatureConsolidationPlusPlus):
-    """Consolidation by the elastic feature matrix, drift transport of class Gaussians, attacked pseudo-old images,
+    """EFC++ whose features may move freely where no old class depends on them: statistics follow.
 
-    re-balanced heads: features may move freely where no old class depends on them, and statistics follow.
+    Class Gaussians are transported, and pseudo-old images show where old classes depend on features.
     """
 
     name = "cedar"

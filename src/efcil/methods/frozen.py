@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from efcil.core import gaussians
-from efcil.core.classifiers import Classifier
 from efcil.data.store import TaskImages
 from efcil.methods.base import Method, ParameterGroup, Task, Traits
-from efcil.network.incremental import IncrementalNetwork
+from efcil.methods.built import BuiltClassifier
 from efcil.settings import Recipe
 
 
@@ -37,32 +32,13 @@ class FrozenBackbone(Method):
         return []
 
 
-class FrozenStatistics(FrozenBackbone):
+class FrozenStatistics(BuiltClassifier, FrozenBackbone):
     """Stores statistics of plain images' features, and classifies by what `build` makes of them."""
 
     cosine_heads = True
-
-    def __init__(self, network: IncrementalNetwork, settings: Any = None) -> None:
-        super().__init__(network, settings)
-        self._classifier: Classifier | None = None
-
-    @abstractmethod
-    def build(self) -> Classifier:
-        """Return the classifier of what `embed` gives, from the memory."""
 
     def end_task(self, task: Task, data: TaskImages) -> None:
         """Store the statistics of the new classes, from their images without augmentation."""
         features, labels = gaussians.collect(self.embed, data.plain())
         self.memory.add(features, labels, range(task.first_class, task.seen))
         self.restored()
-
-    def restored(self) -> None:
-        """Discard the classifier; it is built again when it is needed."""
-        self._classifier = None
-
-    @torch.no_grad()
-    def scores(self, images: Tensor) -> Tensor:
-        """What the classifier says; it is built when it is first needed."""
-        if self._classifier is None:
-            self._classifier = self.build()
-        return self._classifier(self.embed(images))

@@ -144,8 +144,8 @@ class ClassMemory(Keeping):
         """Whether more images of a known class can be blended in: full covariances, one for each class or pooled."""
         if self.form == POOLED:
             return True
-        whole = self.form is not None and self.form != MOMENTS and self.form not in IN_SHORT
-        return whole and len(self.covariances) == len(self.means)
+        in_full = self.form is not None and self.form != MOMENTS and self.form not in IN_SHORT
+        return in_full and len(self.covariances) == len(self.means)
 
     @property
     def factored(self) -> bool:
@@ -266,12 +266,10 @@ class ClassMemory(Keeping):
 
     def _in_factors(self, covariances: Tensor) -> Tensor:
         """Return factors (C, n, r) of covariances (C, n, n); what is factors already is returned as it is."""
+        if is_factored(covariances):
+            return covariances
         # With as many columns as rows, they would look like covariances.
-        return (
-            covariances
-            if is_factored(covariances)
-            else low_rank(covariances, self.share)[:, :, : len(covariances[0]) - 1]
-        )
+        return low_rank(covariances, self.share)[:, :, : covariances.shape[1] - 1]
 
     def move(self, means: Tensor) -> None:
         """Set the means of the classes (C, n); their covariances stay."""

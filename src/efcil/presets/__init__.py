@@ -21,7 +21,7 @@ _KEYS = (
     *("network", "augmentation", "by_image_size", "named_by_data", "class_order", "images_per_class", "answers"),
     *("first_task", "later", "modern", "methods", "own"),
 )
-_MODERN_KEYS = ("augmentation", "first_task", "later", "families")
+_CHANGES_KEYS = ("augmentation", "first_task", "later", "families")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class SizeChoice:
 
 
 @dataclass(frozen=True)
-class Modern:
-    """The second recipe of a dataset, the same for all methods: what it changes in the recipes of the papers.
+class RecipeChanges:
+    """What another recipe changes in those of the papers: one for all methods, or that of a single method.
 
     A family of methods may need a value of its own, such as a larger batch.
     """
@@ -67,9 +67,9 @@ class Preset:
     class_order: str = "efc"
     images_per_class: str = "all"
     answers: str | None = None  # what counts as right: merged or separate; None where classes have no domains
-    modern: Modern | None = None
+    modern: RecipeChanges | None = None
     #: Recipes of single methods that were published with another first task or augmentation, by method.
-    own: Mapping[str, Modern] = field(default_factory=dict)
+    own: Mapping[str, RecipeChanges] = field(default_factory=dict)
 
     @property
     def pretrained(self) -> bool:
@@ -151,8 +151,8 @@ def parse_preset(text: str, dataset: str, source: str) -> Preset:
             class_order=str(content.get("class_order", "efc")),
             images_per_class=str(content.get("images_per_class", "all")),
             answers=content.get("answers"),
-            modern=_read_modern(content["modern"]) if "modern" in content else None,
-            own={name: _read_modern(values, f"own: {name}") for name, values in content.get("own", {}).items()},
+            modern=_read_recipe_changes(content["modern"]) if "modern" in content else None,
+            own={name: _read_recipe_changes(values, f"own: {name}") for name, values in content.get("own", {}).items()},
         )
     except safe_yaml.YamlError as error:
         raise SettingsError(f"The preset {source} is not valid YAML: {error}.") from None
@@ -169,18 +169,17 @@ def _read_recipe(values: Any, place: str) -> Recipe:
         raise SettingsError(f"in {place}: {error}") from None
 
 
-def _read_modern(values: Any, place: str = "modern") -> Modern:
+def _read_recipe_changes(values: Any, place: str = "modern") -> RecipeChanges:
     if not isinstance(values, dict) or not isinstance(values.get("augmentation"), str):
         raise SettingsError(f"{place} must be a group of settings that names an augmentation.")
     for key in values:
-        if key not in _MODERN_KEYS:
-            raise unknown(f"part of {place}", str(key), _MODERN_KEYS)
-    later = _read_changes(values.get("later"), f"{place}: later")
+        if key not in _CHANGES_KEYS:
+            raise unknown(f"part of {place}", str(key), _CHANGES_KEYS)
     families = _read_methods(values.get("families", {}))
-    return Modern(
+    return RecipeChanges(
         augmentation=values["augmentation"],
         first_task=_read_changes(values.get("first_task"), f"{place}: first_task"),
-        later=later,
+        later=_read_changes(values.get("later"), f"{place}: later"),
         families={name: _read_changes(each, f"{place}: {name}") for name, each in families.items()},
     )
 

@@ -65,9 +65,9 @@ def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Pres
     method = method_settings(cls, {**in_presets, **own})
     family = cls.traits(method).family
     first, later = recipes_from.first_task, recipes_from.later(family)
-    modern = _modern(settings, cls, recipes_from)
-    if modern is not None:
-        first, later = modern.of_first_task(first), modern.of_later(later, family)
+    changes = _recipe_changes(settings, cls, recipes_from)
+    if changes is not None:
+        first, later = changes.of_first_task(first), changes.of_later(later, family)
     later = cls.recipe(method, later)
     if recipes_from.pretrained and not cls.traits(method).trains_later:
         first = replace(first, epochs=0)  # the method leaves the network as it is, and this one is trained already
@@ -79,7 +79,7 @@ def _resolve(settings: TrainingSettings, cls: type[Method], preset: presets.Pres
     _refuse_heads(cls, recipes["first_task"])
     return Resolved(
         network=network,
-        augmentation=settings.augmentation or (preset.augmentation(size) if modern is None else modern.augmentation),
+        augmentation=settings.augmentation or (preset.augmentation(size) if changes is None else changes.augmentation),
         method=method,
         **recipes,
     )
@@ -98,10 +98,12 @@ def _refuse_heads(cls: type[Method], first: Recipe) -> None:
         )
 
 
-def _modern(settings: TrainingSettings, cls: type[Method], preset: presets.Preset) -> presets.Modern | None:
-    """Return what changes the recipe of the method's family: the preset's second recipe if it is asked for or usual for
+def _recipe_changes(
+    settings: TrainingSettings, cls: type[Method], preset: presets.Preset
+) -> presets.RecipeChanges | None:
+    """Return what changes the recipe of the method's family; None if nothing does.
 
-    the method, or the method's own; None if nothing does.
+    It is the preset's second recipe if that is asked for or usual for the method, or else the method's own.
     """
     asked = settings.recipe if isinstance(settings, Settings) else None
     if asked == MODERN and preset.modern is None:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from efcil.errors import TrainingError
-from efcil.network.fast.fused import FusedBackbone, _Saved
+from efcil.network.fast.fused import FusedBackbone, Saved
 from efcil.network.fast.graphs import capture
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import BasicBlock
@@ -76,8 +75,7 @@ class FusedAttack:
         fused = self.fused
         if fused.backbone.training:
             raise TrainingError("Images are changed by a frozen network only; call eval() on it first.")
-        if not fused._turned:
-            fused.train_convolutions()
+        fused.keep_turned()
         fused.renew()
 
     # -- several steps -----------------------------------------------------------------------------------------
@@ -140,7 +138,7 @@ class FusedAttack:
         features, saved = self.fused.run_forward(images, branch=False)
         return features, self._gradient(saved, features - targets)
 
-    def _gradient(self, saved: _Saved, gradient: Tensor) -> Tensor:
+    def _gradient(self, saved: Saved, gradient: Tensor) -> Tensor:
         """Return the gradient of the images from that of the features."""
         fused, operations = self.fused, self.fused.operations
         down, other = operations.pool_mask(gradient, saved.activations[-1][-1]), None
@@ -151,11 +149,11 @@ class FusedAttack:
             assert isinstance(block, BasicBlock)
             summed = down if last else operations.mask(down, y, other)
             last = False
-            down = operations.mask(self._through(summed, hidden, block.conv2), hidden)
-            down = self._through(down, x, block.conv1)
+            down = operations.mask(fused.input_gradient(summed, hidden, block.conv2), hidden)
+            down = fused.input_gradient(down, x, block.conv1)
             other = summed
             if block.shortcut_conv is not None:
-                other = operations.project_input(summed, fused._weight(block.shortcut_conv))
+                other = operations.project_input(summed, fused.weight_of(block.shortcut_conv))
         images, _, out, *places = saved.activations[0]
         if places:
             pooled = saved.activations[1][0]
@@ -164,16 +162,6 @@ class FusedAttack:
         return operations.stem_input(
             down, out, other, fused.weights[0], images.shape[2:], first.stride[0], int(first.padding[0])
         )
-
-    def _through(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
-        """Return the gradient of the input of a convolution."""
-        turned = self.fused.turned(self.fused._index[id(convolution)])
-        if turned is not None:
-            return functional.conv2d(gradient, turned, padding=turned.shape[2] - 1 - int(convolution.padding[0]))
-        weight, need = self.fused._weight(convolution), [True, False, False]
-        return torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, convolution.stride, convolution.padding, (1, 1), False, (0, 0), 1, need
-        )[0]
 
 
 def attack_on(network: IncrementalNetwork, images: Tensor) -> FusedAttack | None:

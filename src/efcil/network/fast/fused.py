@@ -102,7 +102,7 @@ def channels_last_view(flat: Tensor, shape: torch.Size) -> Tensor:
 
 
 @dataclass
-class _Saved:
+class Saved:
     """What one forward pass keeps for the backward pass."""
 
     images: Tensor
@@ -169,7 +169,7 @@ class FusedBackbone:
         self._cudnn = cuda and dtype in (torch.bfloat16, torch.float16)
         self._half_bias = self.bias.to(dtype)
         self._half_biases = list(self._half_bias.split(channels))
-        #: The weights of convolutions of stride 1 as the backward pass needs them, once an optimiser asks for them.
+        #: The weights of convolutions of stride 1 as the backward pass needs them, once somebody asks for them.
         self._turned: dict[int, Tensor] = {}
         self._nothing: dict[tuple[int, ...], Tensor] = {}
         #: Changes images by their gradient; made by the first that asks for it (attack.py).
@@ -242,12 +242,14 @@ class FusedBackbone:
         for index in self._turned:
             self.turn(index)
 
-    def train_convolutions(self) -> None:
-        """Keep, from now on, the copies of weights that a training step needs.
+    def keep_turned(self) -> None:
+        """Keep, from now on, the copies of weights that input gradients need.
 
         cuDNN is faster at convolutions than at the gradients of their inputs. If the stride is 1, these gradients are
         convolutions too: with the weights rotated by 180 degrees, inputs and outputs exchanged.
         """
+        if self._turned:
+            return
         for index, convolution in enumerate(self.convolutions):
             if index == 0 or convolution.stride != (1, 1) or convolution.kernel_size == (1, 1):
                 continue
@@ -265,8 +267,16 @@ class FusedBackbone:
         if index in self._turned:
             self.operations.turn(self.weights[index], self._turned[index])
 
+    def index_of(self, convolution: nn.Module) -> int:
+        """Return which of `convolutions` this one is."""
+        return self._index[id(convolution)]
+
+    def weight_of(self, convolution: nn.Module) -> Tensor:
+        """Return the working weight of a convolution."""
+        return self.weights[self.index_of(convolution)]
+
     def _bias(self, convolution: nn.Module) -> Tensor:
-        return self.biases[self._index[id(convolution)]]
+        return self.biases[self.index_of(convolution)]
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -322,12 +332,12 @@ class FusedBackbone:
         self._backward_calls = 0
 
     @torch.no_grad()
-    def run_forward(self, images: Tensor, keep: bool = True, branch: bool = True) -> tuple[Tensor, _Saved]:
+    def run_forward(self, images: Tensor, keep: bool = True, branch: bool = True) -> tuple[Tensor, Saved]:
         """Return the features and, unless `keep` is off, what the backward pass needs: most of the memory used.
 
         Without `branch` everything runs on the current stream, and at its priority.
         """
-        saved = _Saved(images, frozen=not self.backbone.training)
+        saved = Saved(images, frozen=not self.backbone.training)
         layer = self._frozen_layer if saved.frozen else self._trained_layer
         x, stem = layer(images, self.backbone.conv1, None)
         entered: tuple[Any, ...] = (images, stem, x)
@@ -354,9 +364,6 @@ class FusedBackbone:
             x = y
         return self.operations.pool(x), saved
 
-    def _weight(self, convolution: nn.Module) -> Tensor:
-        return self.weights[self._index[id(convolution)]]
-
     def _stem(self, images: Tensor, bias: Tensor | None) -> Tensor:
         """Return the first convolution; its three colours are too few for cuDNN's kernels on tensor cores."""
         first = self.backbone.conv1
@@ -366,7 +373,7 @@ class FusedBackbone:
     def _convolve(self, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         if convolution is self.backbone.conv1:
             return self._stem(x, None)
-        weight = self._weight(convolution)
+        weight = self.weight_of(convolution)
         if convolution.kernel_size == (1, 1):
             # A projection is a matrix product of every other pixel; cuDNN's choice for it can be ten times slower.
             return self.operations.project(x, weight, convolution.stride[0])
@@ -401,7 +408,7 @@ class FusedBackbone:
             return self._stem(x, self.biases[0]), None
         # PyTorch's operation ignores the setting for deterministic algorithms.
         if self._cudnn and not torch.backends.cudnn.deterministic:
-            weight, bias = self._weight(convolution), self._half_biases[self._index[id(convolution)]]
+            weight, bias = self.weight_of(convolution), self._half_biases[self.index_of(convolution)]
             shape: Any = (convolution.stride, convolution.padding, (1, 1), 1)
             share = 1.0
             if residual is None and convolution.stride == (1, 1) and x.shape[1] == convolution.out_channels:
@@ -441,7 +448,7 @@ class FusedBackbone:
         return y, (out, statistics, projected, other)
 
     def _statistics(self, x: Tensor, convolution: nn.Conv2d) -> Tensor:
-        norm = self.norms[self._index[id(convolution)]]
+        norm = self.norms[self.index_of(convolution)]
         assert norm.running_mean is not None
         assert norm.momentum is not None
         compute = operations.shared_statistics if split.splitting() else self.operations.batch_statistics
@@ -457,8 +464,16 @@ class FusedBackbone:
 
     # -- backward pass -----------------------------------------------------------------------------------------
 
+    def input_gradient(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
+        """Return the gradient of the input `x` of a convolution, from that of its output."""
+        turned = self.turned(self.index_of(convolution))
+        if turned is not None:
+            return functional.conv2d(gradient, turned, padding=turned.shape[2] - 1 - int(convolution.padding[0]))
+        only_input = [True, False, False]
+        return _convolution_backward(gradient, x, self.weight_of(convolution), convolution, only_input)[0]
+
     @torch.no_grad()
-    def run_backward(self, saved: _Saved, gradient: Tensor) -> None:
+    def run_backward(self, saved: Saved, gradient: Tensor) -> None:
         """Compute the gradients of the flat weights (and of scale and shift, if BatchNorm trains)."""
         walk = _Backward(self, saved.frozen)
         down, other = self.operations.pool_mask(gradient, saved.activations[-1][-1]), None
@@ -483,6 +498,15 @@ class FusedBackbone:
         through, _ = walk.enter(down, stem, self.backbone.conv1, out, other, plain_relu=other is None)
         walk.stem(through, images, self.backbone.conv1)
         walk.finish()
+
+
+def _convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, convolution: nn.Conv2d, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of input, weight and bias, those that are `wanted`."""
+    return torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, convolution.stride, convolution.padding, (1, 1), False, (0, 0), 1, wanted
+    )
 
 
 class _Backward:
@@ -519,7 +543,7 @@ class _Backward:
             if activation is not None:
                 gradient = fused.operations.mask(gradient, activation, other)
             return gradient, gradient
-        index = fused._index[id(convolution)]
+        index = fused.index_of(convolution)
         norm = fused.norms[index]
         into = (fused._gamma_gradients[index], fused._beta_gradients[index])
         repeated = fused._backward_calls > 0
@@ -536,19 +560,12 @@ class _Backward:
 
     def convolution(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         """Return the gradient of the input; that of the weight is computed on a side stream."""
-        weight = self.fused._weight(convolution)
-
-        def backward(need: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-            return torch.ops.aten.convolution_backward(
-                gradient, x, weight, None, convolution.stride, convolution.padding, (1, 1), False, (0, 0), 1, need
-            )
-
-        self._aside(convolution, lambda: backward([False, True, False])[1], gradient, x)
-        turned = self.fused.turned(self.fused._index[id(convolution)])
-        if turned is None:
-            return backward([True, False, False])[0]
-        across = turned.shape[2] - 1 - int(convolution.padding[0])
-        return functional.conv2d(gradient, turned, padding=across)
+        weight = self.fused.weight_of(convolution)
+        only_weight = [False, True, False]
+        self._aside(
+            convolution, lambda: _convolution_backward(gradient, x, weight, convolution, only_weight)[1], gradient, x
+        )
+        return self.fused.input_gradient(gradient, x, convolution)
 
     def stem(self, gradient: Tensor, images: Tensor, convolution: nn.Conv2d) -> None:
         """As `convolution`, for the first one, whose input needs no gradient."""
@@ -562,7 +579,7 @@ class _Backward:
         with self.fused._on_branch():
             through, _ = self.enter(gradient, kept, convolution, None)
             other = self.projection(through, x, convolution)
-        self.branched = self.fused._index[id(convolution)]
+        self.branched = self.fused.index_of(convolution)
         return other
 
     def join(self) -> None:
@@ -573,14 +590,14 @@ class _Backward:
 
     def projection(self, gradient: Tensor, x: Tensor, convolution: nn.Conv2d) -> Tensor:
         """As `convolution`, for one of kernel size 1; the gradient of the input holds only the pixels it reads."""
-        operations, weight = self.fused.operations, self.fused._weight(convolution)
+        operations, weight = self.fused.operations, self.fused.weight_of(convolution)
         self._aside(convolution, lambda: operations.project_weight(gradient, x, convolution.stride[0]), gradient, x)
         return operations.project_input(gradient, weight)
 
     def _aside(self, convolution: nn.Conv2d, compute: Callable[[], Tensor], *used: Tensor) -> None:
         """Compute a weight gradient on the next side stream."""
         fused = self.fused
-        index = fused._index[id(convolution)]
+        index = fused.index_of(convolution)
 
         def weight_gradient() -> None:
             self._move_on(self.turn)
