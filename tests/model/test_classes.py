@@ -148,7 +148,7 @@ def test_every_method_merges_and_continues(
     assert model.card.task_sizes == [2, 0, 1]
     assert [each.images for each in model.card.classes] == [72, 24, 24]
     assert_rows(model.ready, 3)
-    assert result.refitted == (variant[0] in ("efc", "efc++", "fd", "il2a"))
+    assert result.refitted == (variant[0] in ("cedar", "efc", "efc++", "fd", "il2a"))
     assert result.averaged == (not result.refitted and variant[0] not in ("adagauss", "bicyc", "fecam", "lda"))
     model = saved_and_loaded(model, tmp_path / "model")
     learn(model, pixels(digits.train(5)[0]), [5] * 24)

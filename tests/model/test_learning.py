@@ -419,10 +419,10 @@ def test_more_images_that_are_interrupted_change_nothing(
     before = {path.name: path.read_bytes() for path in model.iterdir()}
     original = getattr(module, name)
 
-    def disturbed(*arguments: Any) -> Any:
+    def disturbed(*arguments: Any, **named: Any) -> Any:
         for _ in range(requests):
             os.kill(os.getpid(), signal.SIGINT)
-        return original(*arguments)
+        return original(*arguments, **named)
 
     monkeypatch.setattr(module, name, disturbed)
     assert learn(model, folders / "held-out", "--more", "--device", "cpu", "--quiet") == 130
