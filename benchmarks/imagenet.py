@@ -40,7 +40,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from efcil import seeds
-from efcil.data.ahead import Ahead, has_room
+from efcil.data.ahead import Ahead
 from efcil.data.deferred import DeferredImages, FileSupply
 from efcil.data.sources import load_dataset
 from efcil.data.store import TaskImages, View
@@ -449,9 +449,7 @@ class Bench:
         decoded = now if ahead is None else "decoded while the task before trained"
         waited = time.perf_counter() - start
         self.table.add("waiting for the images of a task", f"{name}, {decoded}", waited, "s")
-        most, ahead = plan.most_ahead(index, data.kept), None
-        if most and has_room(plan.keeping, data.kept, most):
-            ahead = plan.ahead(index + 1, most)
+        ahead = plan.ahead(index, data.kept)
         recorder = Recorder(self.device, ahead)
         from_scratch = plan.from_scratch(index)
         method = learn_task(

@@ -78,12 +78,13 @@ def test_a_group_shares_the_length_of_a_step() -> None:
     torch.testing.assert_close(found, torch.cat(expected))
 
 
-def test_groups_stay_together_in_any_pieces(stream: Stream) -> None:
+def test_groups_stay_together_in_any_pieces(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     method = begun(stream)
     images = stream.test_images[:22]
     targets = method.memory.means[torch.arange(22) % 4]
     whole = attack.towards(method.old_network, images, targets, 2, 1.0, group=8)
-    parts = attack.towards(method.old_network, images, targets, 2, 1.0, piece=10, group=8)
+    monkeypatch.setattr(attack, "LARGEST_PIECE", 10 * images[0, 0].numel())
+    parts = attack.towards(method.old_network, images, targets, 2, 1.0, group=8)
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-4)
 
 

@@ -45,13 +45,16 @@ def test_gradient_is_that_of_half_the_squared_distance(network: IncrementalNetwo
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-def test_attack_brings_features_nearer_and_is_per_image(network: IncrementalNetwork) -> None:
+def test_attack_brings_features_nearer_and_is_per_image(
+    network: IncrementalNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images, targets = images_and_targets(network)
     with torch.no_grad():
         moved = attack.towards(network, images, targets, steps=4, length=1.5)
         pairs = zip(images.split(1), targets.split(1), strict=True)
         alone = torch.cat([attack.towards(network, image, target, 4, 1.5) for image, target in pairs])
-        pieces = attack.towards(network, images, targets, 4, 1.5, piece=4)
+        monkeypatch.setattr(attack, "LARGEST_PIECE", 4 * images[0, 0].numel())
+        pieces = attack.towards(network, images, targets, 4, 1.5)
         before, after = ((network.features(x) - targets).norm(dim=1) for x in (images, moved))
     torch.testing.assert_close(moved, alone)
     torch.testing.assert_close(moved, pieces)

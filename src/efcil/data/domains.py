@@ -45,12 +45,12 @@ def domains_of(class_names: Sequence[str]) -> Domains | None:
     pairs = [name.rpartition(SEPARATOR)[::2] for name in class_names]
     if not pairs or not all(domain and answer for domain, answer in pairs):
         return None
-    names, of_class = _numbered([domain for domain, _ in pairs])
-    answer_names, answers = _numbered([answer for _, answer in pairs])
+    names, of_class = numbered([domain for domain, _ in pairs])
+    answer_names, answers = numbered([answer for _, answer in pairs])
     return Domains(names, of_class, answer_names, answers)
 
 
-def _numbered(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def numbered(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the different words, and the number of each word among them."""
     numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
     return tuple(numbers), tuple(numbers[word] for word in words)

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional
 
 from efcil import seeds
-from efcil.core.heads import cosine_logits
 from efcil.core.losses import cross_entropy
 from efcil.core.rotation import rotate_batch, rotation_labels
 from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms, trainable
@@ -23,9 +22,9 @@ class FirstTask(Method):
     it is discarded when the task ends.
     """
 
-    def __init__(self, network: IncrementalNetwork, task: Task, rotations: bool, weight: float = 1.0) -> None:
+    def __init__(self, network: IncrementalNetwork, task: Task, rotations: bool, rotation_weight: float = 1.0) -> None:
         super().__init__(network)
-        self.classes, self.weight = task.classes, weight
+        self.classes, self.rotation_weight = task.classes, rotation_weight
         self.auxiliary: nn.Linear | None = None
         network.add_head(task.classes, seeds.generator("cpu", task.seed, "head", task.index))
         network.requires_grad_(True)
@@ -57,14 +56,14 @@ class FirstTask(Method):
             return {"current": cross_entropy(logits, batch.labels, smoothing=batch.label_smoothing)}
         features = self.network.features(rotate_batch(batch.images))
         weight = torch.cat([self.network.head_weight(), self.auxiliary.weight])
-        if (scale := self.network.cosine_scale) is not None:
-            logits = cosine_logits(features, weight, scale)
+        if self.network.cosine_scale is not None:
+            logits = self.network.logits_of(features, weight)
         else:
             bias = torch.cat([self.auxiliary.bias.new_zeros(self.classes), self.auxiliary.bias])
             logits = functional.linear(features, weight, bias)
         labels = rotation_labels(batch.labels, self.classes)
         weights = None
-        if self.weight != 1.0:
+        if self.rotation_weight != 1.0:
             ones = logits.new_ones(len(labels), dtype=torch.float32)
-            weights = torch.cat([ones[: batch.size], self.weight * ones[batch.size :]])
+            weights = torch.cat([ones[: batch.size], self.rotation_weight * ones[batch.size :]])
         return {"current": cross_entropy(logits, labels, weights, smoothing=batch.label_smoothing)}

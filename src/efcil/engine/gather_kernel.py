@@ -1,8 +1,5 @@
 """The parts of one step's batch, copied out of a block by one Triton kernel. See engine/feed.py."""
 
-# Triton turns the types of a kernel's parameters into its own.
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from efcil import seeds
 from efcil.core import perturbation
+from efcil.data.domains import numbered
 from efcil.data.images import Dataset
 from efcil.data.sources import load_dataset
 from efcil.engine import hardware
@@ -81,8 +82,7 @@ def _answers(summary: Mapping[str, Any]) -> Tensor | None:
     """Return the number of the answer of every class; None if each is an answer of its own."""
     if (names := summary.get("answers")) is None:
         return None
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return torch.tensor([numbers[name] for name in names])
+    return torch.tensor(numbered(names)[1])
 
 
 def _loaded(settings: Settings) -> Dataset:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from efcil import methods, ranks
-from efcil.data.ahead import OFF, Ahead, most_bytes, still_has_room
+from efcil.data.ahead import OFF, Ahead, has_room, most_bytes, still_has_room
 from efcil.data.augment import Augmentation, Normalisation, make_augmentation
 from efcil.data.deferred import DeferredImages
 from efcil.data.domains import MERGING, SEPARATOR, need_domains
@@ -261,21 +261,18 @@ class Plan:
         """Where the images of tasks may be kept."""
         return Keeping(self.settings.keep_images)
 
-    def most_ahead(self, index: int, kept: Kept) -> int:
-        """Return the bytes that images of a task after task `index` may take while the one before trains.
+    def ahead(self, index: int, kept: Kept) -> Ahead | None:
+        """Return the images of the task after task `index`, whose own images are `kept`, to be decoded meanwhile.
 
-        None are decoded ahead (0) if that is not wanted, if the dataset is decoded already, or in the last task.
+        None if that is not wanted, if the dataset is decoded already, in the last task, and if memory has no room.
         """
-        later = self.later_tasks(index)
-        if self.settings.prefetch == OFF or not isinstance(self.dataset.train.images, DeferredImages) or not later:
-            return 0
-        return most_bytes(kept, max(self._number_of_images(task) for task in later))
-
-    def ahead(self, index: int, most: int) -> Ahead:
-        """Return the images of task `index`, to be decoded in the background into at most `most` bytes."""
-        images = self.dataset.train.images
-        assert isinstance(images, DeferredImages)
-        chosen, keeping = images[self.rows(self.task(index))], self.keeping
+        images, later, keeping = self.dataset.train.images, self.later_tasks(index), self.keeping
+        if self.settings.prefetch == OFF or not isinstance(images, DeferredImages) or not later:
+            return None
+        most = most_bytes(kept, max(self._number_of_images(task) for task in later))
+        if most == 0 or not has_room(keeping, kept, most):
+            return None
+        chosen = images[self.rows(self.task(later[0]))]
         return Ahead(chosen, self.augmentation.cuts_whole, most, lambda: still_has_room(keeping, most))
 
     def test_images(self) -> TestImages:

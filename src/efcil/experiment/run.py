@@ -21,7 +21,7 @@ from efcil.activity import doing
 from efcil.core import classifiers
 from efcil.core.feature_matrix import spectrum
 from efcil.data import domains
-from efcil.data.ahead import Ahead, has_room, sentence
+from efcil.data.ahead import Ahead, sentence
 from efcil.data.images import Dataset
 from efcil.data.store import TaskImages
 from efcil.engine import checkpoint, hardware
@@ -267,14 +267,13 @@ class Run:
 
     def _prefetch(self, index: int, data: TaskImages) -> None:
         """Begin to decode the images of the next task, if there is room for them; say what that takes at most."""
-        plan, most = self.plan, self.plan.most_ahead(index, data.kept)
-        self.ahead = None
-        if most == 0 or not has_room(plan.keeping, data.kept, most):
+        self.ahead = self.plan.ahead(index, data.kept)
+        if self.ahead is None:
             return
-        if most > self._most_ahead:
-            self._most_ahead = most
-            self.progress.say(f"task {index + 1}: {sentence(most)}")
-        self.ahead = plan.ahead(plan.later_tasks(index)[0], most).start()
+        if self.ahead.most > self._most_ahead:
+            self._most_ahead = self.ahead.most
+            self.progress.say(f"task {index + 1}: {sentence(self.ahead.most)}")
+        self.ahead.start()
 
     def _probes(self, index: int, answers: Answers) -> dict[str, Any]:
         """Return what is recorded about classes and about the directions of feature space that matter."""

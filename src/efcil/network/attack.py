@@ -25,7 +25,7 @@ def input_gradient(network: IncrementalNetwork, images: Tensor, targets: Tensor)
     """
     with torch.enable_grad():
         leaf = images.detach().requires_grad_(True)
-        features = network._features(leaf)
+        features = network.own_features(leaf)
         (found,) = torch.autograd.grad(features, leaf, (features - targets).detach())
     return found
 
@@ -36,22 +36,20 @@ def towards(
     targets: Tensor,
     steps: int,
     length: float,
-    piece: int | None = None,
     *,
     group: int = 1,
     limits: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return images after `steps` steps of `length` towards features `targets` (K, n) of a frozen network.
 
-    `piece` images pass through the network at a time, by default as many as fit a fixed amount of memory. In a run of
-    several processes each changes its own part; all must call this with the same images. `group` and `limits` are those
-    of `descend`; groups stay together.
+    As many images pass through the network at a time as fit a fixed amount of memory. In a run of several processes
+    each changes its own part; all must call this with the same images. `group` and `limits` are those of `descend`;
+    groups stay together.
     """
     groups = -(-len(images) // group)
     share = ranks.share(groups) if ranks.several() else slice(0, groups)
     rows = slice(share.start * group, share.stop * group)
-    size = piece or max(1, LARGEST_PIECE // (images.shape[2] * images.shape[3]))
-    size = max(size // group, 1) * group
+    size = max(1, LARGEST_PIECE // (images.shape[2] * images.shape[3]) // group) * group
 
     def move(some: Tensor, wanted: Tensor) -> Tensor:
         fused = attack_on(network, some) if group == 1 and limits is None else None

@@ -94,9 +94,12 @@ class IncrementalNetwork(nn.Module):
 
         In a run of several processes each computes a part of them; all must call this with the same images.
         """
-        return split.features(self._features, self.backbone, images) if ranks.several() else self._features(images)
+        return (
+            split.features(self.own_features, self.backbone, images) if ranks.several() else self.own_features(images)
+        )
 
-    def _features(self, images: Tensor) -> Tensor:
+    def own_features(self, images: Tensor) -> Tensor:
+        """As `features`, all of them computed by this process."""
         if self.input_size is not None and images.shape[-1] != self.input_size:
             images = functional.interpolate(images, self.input_size, mode="bilinear", antialias=False)
         if self.fast is not None and self.fast.applies(images):
