@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import covariances
 import scale
 from speed import Table
+
+
+@pytest.fixture(autouse=True)
+def networks() -> Iterator[None]:
+    """The benchmark names networks of its own; other tests must not find them."""
+    before = dict(scale.NETWORKS)
+    yield
+    scale.NETWORKS.clear()
+    scale.NETWORKS.update(before)
 
 
 def test_time_and_memory_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

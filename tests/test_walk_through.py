@@ -156,7 +156,9 @@ class Walk:
         shown = [line for line in step.shown if line != CTRL_C]
         # A slow machine says more often what it is doing.
         quickly = [line for line in seen if not line.endswith(" left") or " so far)" not in line]
-        assert appears(shown, seen) or appears(shown, quickly), "\n".join(["The page shows another output of", step.text, *seen])
+        assert appears(shown, seen) or appears(shown, quickly), "\n".join(
+            ["The page shows another output of", step.text, *seen]
+        )
 
     def stop(self) -> None:
         """Stop the server, if one was started, as Ctrl-C does."""
