@@ -145,9 +145,8 @@ def joined() -> Iterator[None]:
 
 
 def _leave_together() -> None:
-    """Wait for the others to have stopped too, and ignore what torchrun does when the first of them has ended."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Wait for the others to have stopped too."""
+    _ignore_torchrun()
     end = time.monotonic() + LEAVING_SECONDS
     with suppress(RuntimeError):
         _world.store.set(f"left/{_world.place.rank}", "")
@@ -156,12 +155,19 @@ def _leave_together() -> None:
             time.sleep(POLL_SECONDS)
 
 
+def _ignore_torchrun() -> None:
+    """Let this process, which is about to end, say why: torchrun ends all of them as soon as one has ended."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 @contextmanager
 def _connected() -> Iterator[None]:
     """Turn the errors of a broken connection into a sentence."""
     try:
         yield
     except RuntimeError as error:
+        _ignore_torchrun()
         raise Lost(
             "Another process of this run has ended, or does not answer. The last checkpoint is intact: run the same "
             "command again to resume."

@@ -77,7 +77,10 @@ def alone(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("unit", ["messages", "failure_of_the_first", "settling", "steps", "gradients_of_one_s_own"])
+UNITS = ("messages", "failure_of_the_first", "loss_of_another", "settling", "steps", "gradients_of_one_s_own")
+
+
+@pytest.mark.parametrize("unit", UNITS)
 def test_units(launch: Launch, unit: str) -> None:
     codes, said = launch(3, unit=unit)
     assert codes == [0, 0, 0], said

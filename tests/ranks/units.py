@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from efcil import ranks
+from efcil.engine.interrupt import StopRequest
 from efcil.errors import TrainingError
 from efcil.network import split
 from efcil.network.incremental import IncrementalNetwork
@@ -43,6 +47,16 @@ def failure_of_the_first() -> None:
     with pytest.raises(TrainingError, match="no room" if ranks.first() else "first process") as raised:
         ranks.first_does(fail)
     assert isinstance(raised.value, ranks.Followed) is not ranks.first()
+
+
+def loss_of_another() -> None:
+    """A process that has lost another one says so, whatever torchrun sends meanwhile."""
+    if ranks.place().rank == 1:
+        os._exit(0)
+    with pytest.raises(ranks.Lost, match="Another process"), StopRequest():
+        ranks.average([torch.ones(1)])
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)  # nobody is there to leave together with
 
 
 def settling() -> None:

@@ -42,7 +42,9 @@ class StopRequest:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # Whoever set another handler meanwhile wants to keep it.
+            if signal.getsignal(number) == self._receive:
+                signal.signal(number, handler)
         self._before.clear()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
