@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import types
 import weakref
 from pathlib import Path
 from typing import Any
@@ -1065,3 +1066,20 @@ def test_first_tasks_keep_their_keys_where_newer_values_of_recipes_are_off() -> 
     description = describe("data", [3, 1], "slim", "shift", Recipe(), 0, {"version": "1"})
     assert not {"label_smoothing", "ema"} & description["recipe"].keys()
     assert len({key(), key(label_smoothing=0.1), key(ema=0.9), key(ema=0.99)}) == 4
+
+
+def test_a_run_says_that_it_enlarges_images(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.input_size, self.layer = 12, torch.nn.Conv2d(3, 5, 12)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.layer(images)[:, :, 0, 0]
+
+    monkeypatch.setitem(sys.modules, "somebodys_network", types.SimpleNamespace(make=Own))
+    said = "images of 8 pixels are enlarged to 12 for somebodys_network:make"
+    settings = Settings(method="lda", network="somebodys_network:make", **TWO_TASKS)
+    for chosen, times in ((None, 1), (12, 0)):
+        run = run_one(dataclasses.replace(settings, input_size=chosen), tmp_path, dataset=few, quiet=True)
+        assert RunFolder(run).log_file.read_text().count(said) == times

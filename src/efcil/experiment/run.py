@@ -201,6 +201,11 @@ class Run:
         )
         counted = "" if plan.answers is None else f", answers: {domains.counted(plan.answers)}"
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{counted}{at}")
+        if plan.settings.input_size is None and plan.backbone.input_size is not None:
+            self.progress.say(
+                f"images of {plan.dataset.image_size} pixels are enlarged to {plan.backbone.input_size} for "
+                f"{plan.backbone.name}, which takes longer; --input-size chooses another size"
+            )
         if (outlook := plan.memory_outlook()) is not None:
             self.progress.say(outlook)
         resumable = True  # later, a checkpoint found there is of a task that this process has finished
