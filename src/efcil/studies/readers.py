@@ -179,7 +179,7 @@ def _table_notes(question: Question, listed: Sequence[Entry], metrics: Sequence[
     few = [entry for entry in listed if 0 < len(entry.seeds) < FULL_SEEDS]
     if few and any(_has_paper(listed, metric) for metric in metrics):
         yield FEWER
-    names = {entry.cell.variant.name for entry in listed}
+    names = {entry.cell.variant.name for entry in listed if entry.seeds}
     for name in question.options.get("reconstructed", []):
         if name in names:
             yield f"{name} is a reconstruction of a method whose code was never published: it is not judged."
