@@ -106,11 +106,16 @@ def section(study: Study, measured: Measured, results: Path = RESULTS) -> tuple[
 
 
 def compared(study: Study, measured: Measured) -> list[Cell]:
-    """Return the rows of a study in those scenarios in which there is something to compare: at least two, if it has."""
+    """Return the rows of a study in those scenarios in which there is something to compare.
+
+    One row is enough beside the numbers of a table of the paper. Two are needed, if the study has them, for figures and
+    where the order of rows is all that a table says, as in ablations.
+    """
+    alone = bool(study.table) and not any(reading.options.get("order") for reading in study.read)
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in study.cells():
         groups.setdefault((cell.dataset, cell.scenario), []).append(cell)
-    needed = {key: min(2, len(cells)) for key, cells in groups.items()}
+    needed = {key: 1 if alone else min(2, len(cells)) for key, cells in groups.items()}
     known = {key: sum(bool(_seeds(cell, measured)) for cell in cells) for key, cells in groups.items()}
     return [cell for key, cells in groups.items() for cell in cells if known[key] >= needed[key]]
 

@@ -298,12 +298,17 @@ def test_the_page_of_the_paper_grows_with_the_results(tmp_path: Path) -> None:
     reproduce.fill(page, results)
     first = page.read_text(encoding="utf-8")
     assert "CIFAR-100 ws10 ws20 cs20 of EFC" in first
-    assert "| cs10 | EFC | 0 1 |" not in first, "one row of a comparison is no comparison"
+    compared_with_the_paper = "| cs10 | EFC | 0 1 | 40.50 ± 0.71 | 43.62 ± 0.70 | -3.12 | no |"
+    assert compared_with_the_paper in first, "one row is enough beside the paper's numbers"
+    assert "| cs10 | EFC | 0 1 | 80.00" not in first, "one curve is no comparison"
+    assert "with update (EFC)" not in first.split(reproduce.SECTIONS)[1], "nor is one row of an ablation"
+    assert "Fusion is a reconstruction" not in first, "it is not in the table"
     lwf = [{**full(row), "A_step_per_task": "80 40"} for row in rows("lwf", 0)]
     collect.write(results / "cifar100.csv", known + lwf)
     reproduce.fill(page, results)
     second = page.read_text(encoding="utf-8")
-    assert "| cs10 | EFC | 0 1 | 40.50 ± 0.71 | 43.62 ± 0.70 | -3.12 | no |" in second
+    assert compared_with_the_paper in second
+    assert "| cs10 | EFC | 0 1 | 80.00" in second
     assert "| cs10 | LwF | 0 | 40.00 | 32.80 ± 3.08 | +7.20 | no |" in second
     assert second.startswith("# x\n")
     assert second.endswith("after\n")

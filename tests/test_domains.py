@@ -75,7 +75,7 @@ def test_names_say_domain_and_answer() -> None:
     assert found is not None
     assert (found.names, found.of_class) == (("photo", "sketch"), (0, 0, 1, 1, 1))
     assert (found.answer_names, found.answers) == (("dog", "cat", "cow"), (0, 1, 1, 0, 2))
-    assert found.counted == "3 of 5 classes"
+    assert found.counted == "5 classes share 3 answers"
     assert found.incomplete() == ["cow"]
     assert found.classes(1) == [2, 3, 4]
     deep = domains_of(["2020/photo/dog", "2021/photo/dog"])
@@ -130,6 +130,25 @@ def test_names_and_identities_tell_the_two_readings_apart() -> None:
         assert plain.scenario == "cs5"
 
 
+def test_a_folder_with_domains_is_another_run_than_one_without(tmp_path: Path) -> None:
+    """Either of the answers says that images are in DIR/DOMAIN/CLASS/: the classes differ."""
+    plain = Settings(dataset="folder", data=str(tmp_path), held_out=0.2, scenario="cs2")
+    named = {}
+    for answers in (None, "separate", "merged"):
+        each = dataclasses.replace(plain, answers=answers)
+        named[label(each)] = identity(each).get("answers")
+    start = f"efc+data={tmp_path.name}+held_out=0.2"
+    assert named == {start: None, f"{start}+answers=separate": "separate", f"{start}+answers=merged": "merged"}
+
+
+def test_runs_of_folders_with_domains_from_before_can_be_read(tmp_path: Path) -> None:
+    then = Settings(dataset="folder", data=str(tmp_path), held_out=0.2, scenario="cs2", answers="separate")
+    stored = {name: value for name, value in identity(then).items() if name != "answers"}
+    file = tmp_path / "settings.yaml"
+    file.write_text(to_yaml(then, resolved=stored))
+    assert load_config(file) == [then]
+
+
 def test_runs_of_domainnet_from_before_are_what_they_were(tmp_path: Path) -> None:
     then = Settings(dataset="domainnet", answers="separate", class_order="natural", scenario="custom", tasks=6)
     text = to_yaml(dataclasses.replace(then, answers=None, class_order=None), resolved=identity(then))
@@ -181,11 +200,12 @@ def test_answers_by_hand() -> None:
     assert found.aware == [50.0, 50.0]
     assert found.right == [2, 1, 1, 2]
     assert found.images == [3, 1, 1, 3]
-    assert found.confusion.tolist() == [[1, 0, 1, 1], [0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 1]]
+    pairs = [(0, 0), (0, 2), (0, 3), (1, 2), (2, 1), (3, 0), (3, 2), (3, 3)]
+    assert found.confusion == [[true, answer, 1] for true, answer in pairs]
     separate = evaluate(Written(4), images, dataclasses.replace(scenario, answers=None), 1)
     assert separate.agnostic == [25.0, 25.0]
     assert separate.right == [1, 0, 0, 1]
-    assert separate.confusion.tolist() == found.confusion.tolist()
+    assert separate.confusion == found.confusion
 
 
 def test_only_probability_that_moves_to_another_answer_is_a_change() -> None:
@@ -238,20 +258,20 @@ def test_merged_accuracy_is_that_of_the_answers_of_the_same_predictions(output: 
 def test_both_readings_share_what_is_trained(output: Path) -> None:
     assert len([path for path in (output / FOLDER).iterdir() if path.is_dir()]) == 1
     log = (locate(output, settings("efc")).path / "log.txt").read_text()
-    assert "2 tasks on cpu, answers: 10 of 20 classes" in log
+    assert "2 tasks on cpu, 20 classes share 10 answers" in log
 
 
 def test_reports_say_what_is_counted(output: Path) -> None:
     found = table(RunFolder(path.parent) for path in sorted(output.rglob("summary.json")))
     assert not found.problems
     text = render(found, "text")
-    assert "efc, answers=merged: answers: 10 of 20 classes" in text
+    assert "efc, answers=merged: 20 classes share 10 answers, each right in whichever domain" in text
     (group,) = found.groups
     assert group.settings == ("answers",)
     assert sorted(group.values(row) for row in group.rows) == [["merged"]] * 3 + [["separate"]] * 3
     assert "**" not in render(found, "markdown"), "what counts different things is not ranked"
     for form in ("markdown", "csv", "html"):
-        assert "answers: 10 of 20 classes" in render(found, form)
+        assert "20 classes share 10 answers" in render(found, form)
     rows = {group.name(row): Details(row) for row in group.rows}
     merged, separate = rows["efc, answers=merged"], rows["efc, answers=separate"]
     assert merged.confusion is not None
@@ -320,7 +340,7 @@ def run_folder(own: Path, tmp_path: Path, *words: str) -> int:
 
 def test_a_folder_of_domains(own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_folder(own, tmp_path, "--answers", "merged", "--class-order", "natural") == 0
-    assert "answers: 3 of 5 classes" in " ".join(capsys.readouterr().out.split())
+    assert "5 classes share 3 answers" in " ".join(capsys.readouterr().out.split())
     (summary,) = (tmp_path / "runs").rglob("summary.json")
     content = json.loads(summary.read_text())
     assert content["class_names"] == ["photo/cat", "photo/dog", "sketch/cat", "sketch/cow", "sketch/dog"]
@@ -355,10 +375,10 @@ def test_splits_of_domains_must_fit(own: Path, tmp_path: Path) -> None:
 def test_efcil_data_says_which_answers_there_are(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["folder", "--data", str(own), "--held-out", "0.3", "--answers", "merged"]
     assert main(["data", *place]) == 0
-    assert "answers   3 of 5 classes, in 2 domains: photo, sketch" in capsys.readouterr().out
+    assert "domains   photo, sketch: 5 classes share 3 answers" in capsys.readouterr().out
     assert main(["data", "verify", *place]) == 0
     lines = capsys.readouterr().out
-    assert "answers   3 of 5 classes, in 2 domains: photo, sketch" in lines
+    assert "domains   photo, sketch: 5 classes share 3 answers" in lines
     assert "1 answer not in all domains: cow" in lines
     assert main(["data", "verify", "digits", "--answers", "merged"]) == 1
     assert "--answers merged needs classes that are called domain/answer" in " ".join(capsys.readouterr().out.split())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,23 @@ def test_onnx_agrees(trained: Path, tmp_path: Path, images: np.ndarray, capsys: 
     numbers = sum(int(np.prod(tensor.dims)) for tensor in loaded.graph.initializer)
     network = sum(value.numel() for name, value in model.tensors().items() if name.startswith("network."))
     assert numbers <= network + 64, "class statistics, which scores do not need, are left out"
+
+
+def test_a_hyphen_writes_to_standard_output(
+    trained: Path, tmp_path: Path, images: np.ndarray, capsysbinary: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(trained), "--to", "torch", "--output", "-"]) == 0
+    content, said = capsysbinary.readouterr()
+    assert b"standard output: 3 classes, at most" in said
+    scores, _ = torch.export.load(io.BytesIO(content)).module()(torch.from_numpy(images))
+    np.testing.assert_allclose(scores.detach().numpy(), Model.load(trained, "cpu").scores(images), atol=1e-4)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["export", str(trained), "--to", "torch", "--output", "-"]) == 2
+    content, said = capsysbinary.readouterr()
+    assert not content
+    assert b"Give a file with --output" in said
 
 
 def test_torch_agrees(trained: Path, tmp_path: Path, images: np.ndarray) -> None:

@@ -179,6 +179,14 @@ class TestFiles:
         (file,) = write_figure(figure, tmp_path / "figure", ["svg"])
         ElementTree.parse(file)
 
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("axis", ["x", "y"])
+    def test_a_line_below_a_logarithmic_axis_does_not_upset_the_layout(self, tmp_path: Path, axis: str) -> None:
+        line = Reference(0.0, "nothing", axis=axis)
+        figure = chart(Series("a", [1, 2], [1.0, 0.1]), references=(line,), log_x=axis == "x", log_y=axis == "y")
+        (file,) = write_figure(figure, tmp_path / "figure", ["svg"])
+        assert "nothing" not in file.read_text(encoding="utf-8")
+
     def test_other_formats_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="Unknown format of figures 'gif'"):
             write_figure(self.figure, tmp_path / "a", ["gif"])

@@ -216,9 +216,10 @@ def test_classes_confusion_and_spectrum_are_shown_where_they_were_recorded(
     spectra = {1: np.array([1.0, 0.1, 1e-14]), 2: np.array([2.0, 0.5, 0.01])}
     monkeypatch.setattr(RunFolder, "spectrum", lambda run: spectra, raising=False)
     settings = {"identity": {"method_settings": {"damping": 0.1, "efm_weight": 10.0}}}
-    write_run(tmp_path, "efc", 0, [90.0, 55.0], class_names=names, **settings)
-    page = page_of(tmp_path)
+    write_run(tmp_path / "damped", "efc", 0, [90.0, 55.0], class_names=names, **settings)
+    page = page_of(tmp_path / "damped")
     text, drawn = text_of(page), charts(page)
+    assert "Below the level line, damping outweighs." in text
     assert "Weakest classes <cat> 30.0 %" in text
     assert "Strongest classes dog 80.0 %" in text
     assert "<cat> taken for dog 7 dog taken for <cat> 2" in text
@@ -228,6 +229,11 @@ def test_classes_confusion_and_spectrum_are_shown_where_they_were_recorded(
     spectrum = drawn["Spectrum of the feature matrix: eigenvalue over eigenvalue, largest first"]
     said = [line.findtext("text") for line in spectrum.iter("g") if "reference" in line.get("class", "")]
     assert said == ["damping / efm_weight = 0.01", "2 classes"]
+    settings["identity"]["method_settings"]["damping"] = 0.0
+    write_run(tmp_path / "undamped", "efc", 0, [90.0, 55.0], class_names=names, **settings)
+    text = text_of(page_of(tmp_path / "undamped"))
+    assert "level line" not in text
+    assert "There is no damping: the feature matrix alone weighs the drift." in text
 
 
 def test_of_very_many_classes_confusions_are_listed_and_not_drawn(

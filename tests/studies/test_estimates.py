@@ -155,6 +155,14 @@ def test_the_plan_says_where_its_times_are_from() -> None:
     assert "this machine" in " ".join(sources_in_words([estimate.HERE], "x", HERE))
 
 
+def test_runs_of_unknown_time_are_not_counted_as_none() -> None:
+    mixed = [cifar(), cifar(method="cedar"), cifar(method="apr"), cifar(method="cedar", seed=1)]
+    text = summed_up(plan_runs(mixed, HERE / "nowhere", Times()), HERE, Hardware("NVIDIA H200", 1), None)
+    assert "one after the other, without 3 runs whose time is not known (cedar, apr)." in text
+    alone = summed_up(plan_runs(mixed[1:], HERE / "nowhere", Times()), HERE, Hardware("NVIDIA H200", 1), None)
+    assert "Nobody has measured how long that takes" in alone
+
+
 def test_a_grid_is_described(tmp_path: Path) -> None:
     leave_epochs(tmp_path, cifar(seed=1), seconds=1.0, tasks=1)
     text = described([cifar(), cifar(seed=1)], tmp_path, None)

@@ -179,6 +179,28 @@ def test_the_spectrum_names_elbow_and_line() -> None:
     assert lines == [("x", 50.0), ("x", 60.0), ("x", 70.0), ("y", 0.01)]
 
 
+def test_without_damping_the_spectrum_has_no_line() -> None:
+    loaded = studies.load("spectrum")
+    (plain,) = loaded.runs
+    undamped = replace(plain, name="undamped", overrides={"damping": 0})
+    values = {"task": "1", "classes": "2", "values": "1 0.5 0.001", "commit": ""}
+    found, shown = Measured(), {}
+    for runs in ((undamped,), (plain, undamped)):
+        study = replace(loaded, runs=runs)
+        for cell in study.cells():
+            found.add("spectrum", key_of(cell, 0), [values])
+        outcome = conclude(study, study.cells(), (0,), found, fast=False).outcomes[0][1]
+        shown[len(runs)] = outcome.sheets[0]
+        figure = list(outcome.figures.values())[-1]
+        assert [line.axis for line in figure.references] == ["x"]
+    why = "Without damping there is no line: the feature matrix alone weighs the drift."
+    assert shown[1].heading[-1] == "as expected"
+    assert shown[1].rows[0][4:] == ("1", "2", "2", "yes")
+    assert shown[1].notes[1:] == (why,)
+    assert [row[-1] for row in shown[2].rows] == ["2", "-"]
+    assert shown[2].notes[2:] == (why,)
+
+
 def test_noise_is_averaged_over_seeds_and_begins_without() -> None:
     study = studies.load("perturbation")
     (cell,) = study.cells(["cifar100"], ["cs10"])

@@ -107,7 +107,7 @@ def describe(dataset: Any, merged: bool = False) -> str:
 
         domains = need_domains(dataset.class_names, dataset.name, MERGING)
         listed = ", ".join(map(printable, domains.names))
-        text = f"answers   {domains.counted}, in {len(domains.names)} domains: {listed}"
+        text = f"domains   {listed}: {domains.counted}"
         lines.append(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent=" " * 12))
     place = cache_place(dataset.train.images)
     kept = "none needed: the images are in memory" if place is None else printable(place)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from efcil.commands.parser import add_debug
-from efcil.errors import printable, unknown
+from efcil.commands.parser import STANDARD_OUTPUT, add_debug
+from efcil.errors import SettingsError, printable, unknown
+
+if TYPE_CHECKING:
+    from efcil.model.in_memory import Model
 
 
 def add_parser(subparsers: Any) -> None:
@@ -20,25 +24,44 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("--to", required=True, metavar="KIND", help="onnx or torch")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: MODEL.onnx or MODEL.pt2)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="file to write (default: MODEL.onnx or MODEL.pt2); - writes to the standard output",
+    )
     add_debug(parser)
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the file."""
-    from efcil.model.export import SUFFIXES, export
+    from efcil.model.export import SUFFIXES, export, exported
     from efcil.model.in_memory import Model
 
     if arguments.to not in SUFFIXES:
         raise unknown("kind of export", arguments.to, SUFFIXES)
+    streamed = arguments.output == STANDARD_OUTPUT
+    if streamed and sys.stdout.isatty():
+        raise SettingsError(
+            "An exported model is no text for a terminal. Give a file with --output, or redirect the standard output."
+        )
     folder: Path = arguments.model.expanduser()
     model = Model.load(folder, device="cpu")
+    if streamed:
+        content, difference = exported(model, arguments.to)
+        sys.stdout.buffer.write(content)
+        print(_said("standard output", model, difference), file=sys.stderr)
+        return 0
     file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
     refuse_own(folder, file)
     difference = export(model, arguments.to, file)
-    print(f"{printable(file)}: {len(model.card.classes)} classes, at most {difference:.1e} from the original.")
+    print(_said(printable(file), model, difference))
     return 0
+
+
+def _said(place: str, model: Model, difference: float) -> str:
+    return f"{place}: {len(model.card.classes)} classes, at most {difference:.1e} from the original."
 
 
 def refuse_own(folder: Path, file: Path) -> None:

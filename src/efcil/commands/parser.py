@@ -12,6 +12,9 @@ from efcil.errors import Mistakes, SettingsError, closest, shortened, unknown
 from efcil.settings import Option
 from efcil.settings.options import show
 
+#: What --output names by a hyphen.
+STANDARD_OUTPUT = Path("-")
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises SettingsError instead of ending the program, and never guesses abbreviations."""
@@ -108,7 +111,7 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 
 def file_or_screen(text: str) -> Path | None:
     """Return the file that --output names; None, which means the screen, for a hyphen."""
-    return None if text == "-" else Path(text)
+    return None if Path(text) == STANDARD_OUTPUT else Path(text)
 
 
 def add_checkpoint_steps(parser: argparse._ActionsContainer) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efcil.commands.parser import add_debug
+from efcil.commands.parser import STANDARD_OUTPUT, add_debug
 from efcil.errors import RunFolderError, SettingsError, printable, some, unknown
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ in the first of the folders: one file that needs no network. docs/report.md show
 #: What --output is written as when --format does not say.
 _BY_SUFFIX = {".html": "html", ".htm": "html", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 PAGE = "report.html"
-_STANDARD_OUTPUT = Path("-")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -70,7 +69,7 @@ def execute(arguments: argparse.Namespace) -> int:
         _write_figures(found, arguments.figures, figure_formats, arguments.metric)
     if form is None:
         return 0
-    printed = arguments.output in (None, _STANDARD_OUTPUT)
+    printed = arguments.output in (None, STANDARD_OUTPUT)
     width = shutil.get_terminal_size((80, 24)).columns if printed else 80
     text = render(found, form, arguments.metric, width)
     if printed:

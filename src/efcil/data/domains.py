@@ -27,7 +27,7 @@ class Domains:
 
     @property
     def counted(self) -> str:
-        """How many answers there are, in words: `100 of 600 classes`."""
+        """How many answers there are, in words: `600 classes share 100 answers`."""
         return counted(self.answers)
 
     def classes(self, domain: int) -> list[int]:
@@ -69,4 +69,4 @@ def need_domains(class_names: Sequence[str], dataset: str, wanted: str) -> Domai
 
 def counted(answers: Sequence[object]) -> str:
     """Return how many answers there are, in words; `answers` are those of all classes."""
-    return f"{len(set(answers)):,} of {len(answers):,} classes"
+    return f"{len(answers):,} classes share {len(set(answers)):,} answers"

@@ -85,7 +85,7 @@ def _check_answers(found: Findings, dataset: Dataset) -> None:
     except DataError as error:
         found.wrong.append(str(error))
         return
-    found.lines.append(f"{'answers':<9} {domains.counted}, in {len(domains.names)} domains: {', '.join(domains.names)}")
+    found.lines.append(f"{'domains':<9} {', '.join(domains.names)}: {domains.counted}")
     if missing := domains.incomplete():
         found.lines.append(f"{'':<9} {_number(len(missing), 'answer')} not in all domains: {some(missing)}")
 

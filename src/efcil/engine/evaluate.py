@@ -27,21 +27,17 @@ CHUNK_BYTES = 1 << 28
 class Answers:
     """What an evaluation found: accuracies (percent) on the tasks so far, and how often which class was answered.
 
-    `agnostic` is among all seen classes, `aware` among those of the true task. `confusion` (C, C) counts images, its
-    rows are true classes and its columns answers among all seen classes; `images` (C) are the test images of each, and
-    `right` (C) those with the right answer: the class, or any class with the same answer where classes share one.
+    `agnostic` is among all seen classes, `aware` among those of the true task. `confusion` has (true class, answer among
+    all seen classes, images) for every pair that occurs, in order: of 10,000 classes, a matrix would take 800 MB.
+    `images` (C) are the test images of each class, and `right` (C) those with the right answer: the class, or any class
+    with the same answer where classes share one.
     """
 
     agnostic: list[float]
     aware: list[float]
-    confusion: np.ndarray
+    confusion: list[list[int]]
+    images: list[int]
     right: list[int]
-
-    @property
-    def images(self) -> list[int]:
-        """Number of test images of every class seen."""
-        counts: list[int] = self.confusion.sum(axis=1).tolist()
-        return counts
 
 
 class TestImages:
@@ -138,14 +134,14 @@ def evaluate(
             predicted[0, start:stop] = scores.argmax(dim=1)
             predicted[1, start:stop] = scores.masked_fill(elsewhere, -torch.inf).argmax(dim=1)
     labels = images.labels[:count]
-    confusion = torch.bincount(labels * seen + predicted[0], minlength=seen * seen)
+    pairs, often = torch.unique(labels * seen + predicted[0], return_counts=True)
+    confusion = torch.stack([pairs // seen, pairs % seen, often], dim=1).tolist()
     answers = torch.tensor(scenario.answers or range(seen), device=device)
     right = answers[predicted] == answers[labels]
     # Those that are wrong are counted behind the last class.
-    hits = torch.stack([torch.bincount(torch.where(each, labels, seen), minlength=seen + 1)[:seen] for each in right])
-    counts = torch.cat([confusion, hits.flatten()]).cpu().numpy()
-    table, right_of_class = counts[: seen * seen].reshape(seen, seen), counts[seen * seen :].reshape(2, seen)
+    counted = [labels, *(torch.where(each, labels, seen) for each in right)]
+    counts = torch.stack([torch.bincount(each, minlength=seen + 1)[:seen] for each in counted]).cpu().numpy()
     starts = np.cumsum([0, *sizes[:-1]])
-    rows = accuracy_rows(np.add.reduceat(right_of_class, starts, axis=1), np.add.reduceat(table.sum(axis=1), starts))
-    agnostic_row, aware_row = rows.tolist()
-    return Answers(agnostic_row, aware_row, table, right_of_class[0].tolist())
+    of_task = np.add.reduceat(counts, starts, axis=1)
+    agnostic_row, aware_row = accuracy_rows(of_task[1:], of_task[0]).tolist()
+    return Answers(agnostic_row, aware_row, confusion, counts[0].tolist(), counts[1].tolist())

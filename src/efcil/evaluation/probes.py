@@ -112,15 +112,18 @@ class Probes:
 
 
 def line_of(
-    confusion: np.ndarray, images: Sequence[int], right: Sequence[int], spectrum: Sequence[float] | None, last: bool
+    confusion: Sequence[Sequence[int]],
+    images: Sequence[int],
+    right: Sequence[int],
+    spectrum: Sequence[float] | None,
+    last: bool,
 ) -> dict[str, Any]:
-    """Return what metrics.jsonl records at the end of a task; the confusion (C, C) in full after the last one only."""
+    """Return what metrics.jsonl records at the end of a task; the confusion after the last one only."""
     line: dict[str, Any] = {"classes": {"images": list(images), "right": list(right)}}
     if spectrum is not None:
         line["spectrum"] = list(spectrum)
     if last:
-        places = np.argwhere(confusion)
-        line["confusion"] = [[int(i), int(j), int(confusion[i, j])] for i, j in places]
+        line["confusion"] = [list(each) for each in confusion]
     return line
 
 

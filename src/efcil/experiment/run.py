@@ -199,7 +199,7 @@ class Run:
         where = (
             f"{plan.execution.device.type} in {ranks.count()} processes" if ranks.several() else plan.execution.device
         )
-        counted = "" if plan.answers is None else f", answers: {domains.counted(plan.answers)}"
+        counted = "" if plan.answers is None else f", {domains.counted(plan.answers)}"
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{counted}{at}")
         if plan.settings.input_size is None and plan.backbone.input_size is not None:
             self.progress.say(

@@ -60,17 +60,22 @@ class Exported(nn.Module):
 
 def export(model: Model, kind: str, file: Path) -> float:
     """Write the model to a file and compare its scores with the original's; return the largest difference."""
-    if model.execution.device.type != "cpu" or model.execution.half:
-        raise SettingsError("Models are exported on the CPU in single precision. Load the model with device='cpu'.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         # In memory first: if a disk is full or read-only, torch ends the process or raises an unclear error.
-        content, run = _MAKERS[kind](model)
-        difference = _compare(model, run, kind)
+        content, difference = exported(model, kind)
         write_atomically(file, content)
     except OSError as error:
         raise ModelError(f"{file} cannot be written ({error.strerror or error}). Choose another --output.") from None
     return difference
+
+
+def exported(model: Model, kind: str) -> tuple[bytes, float]:
+    """Return the content of the file, and the largest difference of its scores from the original's."""
+    if model.execution.device.type != "cpu" or model.execution.half:
+        raise SettingsError("Models are exported on the CPU in single precision. Load the model with device='cpu'.")
+    content, run = _MAKERS[kind](model)
+    return content, _compare(model, run, kind)
 
 
 def describe(model: Model) -> str:

@@ -265,13 +265,16 @@ def spectrum(details: Details) -> Figure | None:
         for task, values in found.items()
     )
     references = []
+    note = "Mean over seeds; the stronger a line, the later the task."
     damping, weight = (number_of(value_of(details.row, name)) for name in ("damping", "efm_weight"))
     if damping and weight:
         references.append(Reference(damping / weight, f"damping / efm_weight = {damping / weight:g}"))
+        note += " Below the level line, damping outweighs."
+    elif damping == 0:
+        note += " There is no damping: the feature matrix alone weighs the drift."
     classes = sum(details.sizes)
     if classes and classes < max(len(values) for values in found.values()):
         references.append(Reference(float(classes), f"{classes} classes", axis="x"))
-    note = "Mean over seeds; the stronger a line, the later the task. Below the level line, damping outweighs."
     return Figure(
         "Spectrum of the feature matrix", "eigenvalue, largest first", "eigenvalue", series, tuple(references),
         log_y=True, ordered=True, note=note,

@@ -142,6 +142,8 @@ def _lines(figure: Figure, canvas: Any, axes: Any) -> None:
 
 def _references(figure: Figure, axes: Any) -> None:
     for line in figure.references:
+        if (figure.log_y if line.axis == "y" else figure.log_x) and line.value <= 0:
+            continue  # no place on a logarithmic axis: its label would lie infinitely far below the figure
         colour = "#555555" if line.style is None else style(line.style)[0]
         draw = axes.axhline if line.axis == "y" else axes.axvline
         plain = not line.label and line.style is None  # where a task begins, for example

@@ -235,7 +235,7 @@ def _pretrained(summaries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 def _answers(summaries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Return a note on classes that share their answers: accuracies are of the answers then."""
     found = [each for summary in summaries if isinstance(each := summary.get("answers"), list)]
-    return tuple(dict.fromkeys(f"answers: {counted(list(map(str, each)))}" for each in found))
+    return tuple(dict.fromkeys(f"{counted(list(map(str, each)))}, each right in whichever domain" for each in found))
 
 
 def _version(summary: dict[str, Any]) -> str | None:

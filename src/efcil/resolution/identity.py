@@ -27,7 +27,7 @@ from efcil.settings.recipe import STAGES, Recipe
 
 def identity(settings: Settings) -> dict[str, Any]:
     """Return everything that determines the result of a run, as plain values: equal identities are the same run."""
-    resolved = resolve(settings)
+    resolved, preset = resolve(settings), presets.load_preset(settings.preset)
     by_name = {
         "method": settings.method,
         "dataset": settings.dataset,
@@ -48,15 +48,15 @@ def identity(settings: Settings) -> dict[str, Any]:
             by_name[name] = content_identity(value) if name == "class_list" else value
     if (images := chosen_images_per_class(settings)) != "all":
         by_name["images_per_class"] = images
-    if chosen_answers(settings) == MERGED:
-        by_name["answers"] = MERGED
+    if (answers := chosen_answers(settings)) == MERGED or (answers is not None and preset.named_by_data):
+        by_name["answers"] = answers
     if settings.weights is not None:
         by_name["weights"] = weights_identity(settings.weights)
     if settings.input_size is not None:
         by_name["input_size"] = settings.input_size
     if settings.classifier != options(Settings)["classifier"].default:
         by_name["classifier"] = settings.classifier
-    if presets.load_preset(settings.preset).named_by_data and settings.data is not None:
+    if preset.named_by_data and settings.data is not None:
         by_name["data"] = str(Path(settings.data).expanduser().absolute())
     for stage in STAGES:
         by_name[stage] = _as_plain(getattr(resolved, stage))
@@ -136,7 +136,7 @@ def pin(settings: Settings, stored: Mapping[str, Any], source: Path) -> Settings
             fields[name] = old
         elif name == "class_order" and settings.class_order is None and old in NAMED_CLASS_ORDERS:
             fields[name] = old  # the preset's at that time
-        elif name == "answers" and settings.answers is None:
+        elif name == "answers" and settings.answers in (None, old or SEPARATE):
             fields[name] = old or SEPARATE
         elif name != "data":
             raise SettingsError(

@@ -102,7 +102,8 @@ def _simplify(settings: Settings) -> Settings:
         settings = replace(settings, class_order=None)
     if settings.images_per_class == preset.images_per_class:
         settings = replace(settings, images_per_class=None)
-    if settings.answers == (preset.answers or SEPARATE):
+    # A folder's classes depend on whether answers are given at all: either of them says that it has domains.
+    if settings.answers == (preset.answers or (None if preset.named_by_data else SEPARATE)):
         settings = replace(settings, answers=None)
     for name in (name for name in _FROM_PRESET if getattr(settings, name) is not None):
         open_again: dict[str, Any] = {name: None}

@@ -286,7 +286,7 @@ def sources_in_words(sources: Sequence[str], hardware: str, output: Path) -> lis
     if HERE in sources:
         found.append(f"Times are from epochs of this machine in {output}.")
     if MEASURED in sources or SCALED in sources:
-        found.append(f"Times are from steps measured on one {measured_on()}.")
+        found.append(f"Times are from steps of the paper's recipe, measured on one {measured_on()}.")
         if SCALED in sources:
             found.append("Some are scaled from CIFAR-100's to larger images, which is rough.")
         if hardware != measured_on():
@@ -294,8 +294,6 @@ def sources_in_words(sources: Sequence[str], hardware: str, output: Path) -> lis
                 f"This machine has {hardware or 'other hardware'}: runs take another time here, and very much longer "
                 "without a GPU. Once some epochs are trained here, the same command uses their times."
             )
-    if "" in sources and any(sources):
-        found.append("For some runs nobody has measured the time: they are not in the sum.")
-    elif "" in sources:
+    if not any(sources):
         found.append("Nobody has measured how long that takes; once some epochs are trained, the same command says it.")
     return found

@@ -136,8 +136,15 @@ def summed_up(runs: Sequence[Planned], output: Path, hardware: Hardware, jobs: i
         seconds = estimate.total(expected, together, gpus)
         beside = f" with {together} at a time on each of {gpus} GPUs" if gpus > 1 else ""
         beside = beside or (f" with {together} at a time" if together > 1 else " one after the other")
-        text += f" About {estimate.in_words(seconds)}{beside}."
+        text += f" About {estimate.in_words(seconds)}{beside}{_without([run for run in wanted if not run.estimate])}."
     return " ".join([text, *estimate.sources_in_words(sources, hardware.name, output)])
+
+
+def _without(unknown: Sequence[Planned]) -> str:
+    if not unknown:
+        return ""
+    methods = ", ".join(dict.fromkeys(run.settings.method for run in unknown))
+    return f", without {_runs(len(unknown))} whose time is not known ({methods})"
 
 
 def described(settings: Sequence[Settings], output: Path, jobs: int | None) -> str:

@@ -179,7 +179,7 @@ def _table_notes(question: Question, listed: Sequence[Entry], metrics: Sequence[
     few = [entry for entry in listed if 0 < len(entry.seeds) < FULL_SEEDS]
     if few and any(_has_paper(listed, metric) for metric in metrics):
         yield FEWER
-    names = {entry.cell.variant.name for entry in listed}
+    names = {entry.cell.variant.name for entry in listed if entry.seeds}
     for name in question.options.get("reconstructed", []):
         if name in names:
             yield f"{name} is a reconstruction of a method whose code was never published: it is not judged."
@@ -324,14 +324,14 @@ def elbow(values: Sequence[float]) -> int:
 
 def _spectrum(question: Question) -> Outcome:
     rows, figures = [], {}
-    for cell in question.cells:
-        line = _damping_line(cell)
+    lines = [_damping_line(cell) for cell in question.cells]
+    for cell, line in zip(question.cells, lines, strict=True):
         for seed, listed in question.rows("spectrum", cell).items():
             values_of = {int(row["task"]): [float(word) for word in row["values"].split()] for row in listed}
             classes = {int(row["task"]): int(row["classes"]) for row in listed}
             for task, values in values_of.items():
                 found, seen = elbow(values), classes[task]
-                above = "" if line is None else str(sum(value > line for value in values))
+                above = "-" if line is None else str(sum(value > line for value in values))
                 verdict = "yes" if found in (seen - 1, seen) else "no"
                 place = (cell.dataset, cell.scenario, cell.variant.name, str(seed))
                 rows.append((*place, str(task), str(seen), str(found), verdict, above))
@@ -339,18 +339,24 @@ def _spectrum(question: Question) -> Outcome:
             name = f"{cell.dataset}-{cell.scenario}{which}-seed{seed}"
             figures[name] = _spectrum_figure(question, cell, values_of, classes, line)
     heading = ("dataset", "scenario", "method", "seed", "task", "seen classes", "elbow", "as expected", "above line")
-    notes = (
+    notes = [
         "The elbow is where the steepest fall between two eigenvalues comes; it is expected at the number of seen "
         "classes, or one before it, since probabilities sum to one.",
         "The line is damping / efm_weight: larger eigenvalues weigh more in the drift penalty than the identity does.",
-    )
-    return Outcome((Sheet(question.title, heading, tuple(rows), 4, 4, notes),), figures=figures)
+    ]
+    if None in lines:
+        notes.append("Without damping there is no line: the feature matrix alone weighs the drift.")
+    if set(lines) == {None}:
+        heading, rows = heading[:-1], [row[:-1] for row in rows]
+        del notes[1]
+    return Outcome((Sheet(question.title, heading, tuple(rows), 4, 4, tuple(notes)),), figures=figures)
 
 
 def _damping_line(cell: Cell) -> float | None:
+    """Return the eigenvalue that weighs as much as the damping; None where there is no damping."""
     method = resolve(cell.settings).method
-    weight = getattr(method, "efm_weight", 0.0)
-    return getattr(method, "damping", 0.0) / weight if weight else None
+    damping, weight = (getattr(method, name, 0.0) for name in ("damping", "efm_weight"))
+    return damping / weight if damping and weight else None
 
 
 def _spectrum_figure(
