@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_option, file_or_screen
+from efcil.commands.parser import Parser, add_option, file_or_screen
 from efcil.commands.predict import DEFAULT_SHARE
 from efcil.errors import SettingsError, printable, shortened, unknown
 from efcil.settings import TrainingSettings, options
 
 FORMATS = ("text", "json", "csv", "html")
 
+HELP = "measure a model on labelled images"
 DESCRIPTION = """\
 Compare a model's answers with the folders that images lie in, one per class. Use images that it has not learned from;
 beside a folder train/, those of test/ or val/ are used. Classes that the model does not know are reported apart. An
@@ -23,14 +24,8 @@ image that cannot be read is reported and skipped, and the exit code is 1. docs/
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "evaluate",
-        help="measure a model on labelled images",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="images, one folder per class")
     parser.add_argument(
@@ -58,8 +53,6 @@ def add_parser(subparsers: Any) -> None:
         "--skip-broken", action="store_true", help="exit with 0 even if images could not be read; they are listed"
     )
     add_option(parser, options(TrainingSettings)["device"])
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from efcil.commands.parser import add_debug
+from efcil.commands.parser import Parser
 from efcil.errors import printable, unknown
 
+HELP = "write a model for other programs"
+DESCRIPTION = (
+    "Write a model as ONNX or as a torch.export archive, including normalisation and class names. The exported model "
+    "takes uint8 images of the model's size. Its scores are checked against the original's."
+)
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "export",
-        help="write a model for other programs",
-        description="Write a model as ONNX or as a torch.export archive, including normalisation and class names. The "
-        "exported model takes uint8 images of the model's size. Its scores are checked against the original's.",
-    )
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("--to", required=True, metavar="KIND", help="onnx or torch")
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: MODEL.onnx or MODEL.pt2)")
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

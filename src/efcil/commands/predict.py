@@ -11,27 +11,25 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_format, add_option, positive
+from efcil.commands.parser import Parser, add_format, add_option, positive
 from efcil.errors import SettingsError, printable, shortened
 from efcil.output import csv_line, lines, to_json
 from efcil.settings import TrainingSettings, options
 
+HELP = "name the classes of images"
+DESCRIPTION = (
+    "Print the most probable classes of images, in the order in which they are given. An image that cannot be read "
+    "is reported and skipped, and the exit code is 1. Probabilities are calibrated on images that were held out when "
+    "the model learned. With --unknown, an image that looks like none of the model's classes is answered with "
+    "`unknown`. In CSV, names that a spreadsheet would read as a formula start with an apostrophe."
+)
 FORMATS = ("text", "json", "csv")
 UNKNOWN = "unknown"
 DEFAULT_SHARE = 0.05
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "predict",
-        help="name the classes of images",
-        description="Print the most probable classes of images, in the order in which they are given. An image that "
-        "cannot be read is reported and skipped, and the exit code is 1. Probabilities are calibrated on "
-        "images that were held out when the model learned. With --unknown, an image that looks like none of the "
-        "model's classes is answered with `unknown`. In CSV, names that a spreadsheet would read as a formula start "
-        "with an apostrophe.",
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument(
         "images", nargs="+", metavar="IMAGE", help="image, folder of images, pattern, or - for a list on standard input"
@@ -48,8 +46,6 @@ def add_parser(subparsers: Any) -> None:
     )
     add_format(parser, FORMATS)
     add_option(parser, options(TrainingSettings)["device"])
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def _share(text: str) -> float:
