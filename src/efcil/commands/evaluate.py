@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from efcil.commands.parser import Parser, add_option, file_or_screen
-from efcil.commands.predict import DEFAULT_SHARE
+from efcil.commands.predict import DEFAULT_SHARE, counter
 from efcil.errors import SettingsError, printable, shortened, unknown
 from efcil.settings import TrainingSettings, options
 
@@ -65,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
     folder = arguments.data.expanduser()
     others, _ = ignored_files(folder)
     model = Model.load(arguments.model, getattr(arguments, "device", "auto"))
-    with _shown() as progress:
+    with counter(sys.stderr.isatty()) as progress:
         found = evaluate_folder(
             model, folder, unknown=arguments.unknown, model_name=str(arguments.model), progress=progress
         )
@@ -127,18 +125,3 @@ def _share(text: str) -> float:
             f"{shortened(text)!r}. Put --unknown behind the name of the model."
         )
     return value
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[int], None]]:
-    """Show the number of evaluated images while it works, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} images"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("evaluate", total=None)
-        yield lambda count: bar.advance(task, count)

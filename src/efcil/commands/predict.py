@@ -7,7 +7,8 @@ import gc
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,15 @@ def execute(arguments: argparse.Namespace) -> int:
 
     def intact() -> Iterator[Any]:
         nonlocal broken
-        for prediction in _shown(predict_files(model, files, arguments.top, unknown)):
-            if prediction.error is None:
-                yield prediction
-            else:
-                broken += 1
-                print(f"efcil: {printable(prediction.error)} Skipped.", file=sys.stderr)
+        # Not if the results go to the same terminal.
+        with counter(sys.stderr.isatty() and not sys.stdout.isatty()) as count:
+            for prediction in predict_files(model, files, arguments.top, unknown):
+                if prediction.error is None:
+                    yield prediction
+                else:
+                    broken += 1
+                    print(f"efcil: {printable(prediction.error)} Skipped.", file=sys.stderr)
+                count(1)
 
     {"text": _text, "json": _json, "csv": _typical_csv if unknown else _csv}[arguments.format](intact())
     if ignored:
@@ -108,20 +112,19 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(predictions: Iterable[Any]) -> Iterator[Any]:
-    """Show the number of predicted images on a terminal, unless the results go to the same terminal."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
-        yield from predictions
+@contextmanager
+def counter(shown: bool) -> Iterator[Callable[[int], None]]:
+    """Return a function that counts images; while the context lasts, a terminal shows how many, if `shown`."""
+    if not shown:
+        yield lambda count: None
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} images"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("predict", total=None)
-        for prediction in predictions:
-            yield prediction
-            bar.advance(task)
+        task = bar.add_task("images", total=None)
+        yield lambda count: bar.advance(task, count)
 
 
 def _text(predictions: Iterable[Any]) -> None:
