@@ -1,14 +1,12 @@
-"""What each change of the fused step brings, all in one process and in turns, so that only ratios matter.
+"""How long the kernels of a step and the gradients of images take, in one process and in turns.
 
-    python benchmarks/kernels.py --output benchmarks/results/kernels-h200.csv                 # 32 pixels
-    python benchmarks/kernels.py --pixels 64 --output benchmarks/results/kernels-64-h200.csv
-    python benchmarks/kernels.py --parts attack            # only one of steps, attack, kernels
+    python benchmarks/kernels.py --output FILE             # 32 pixels
+    python benchmarks/kernels.py --parts attack            # only one of attack, kernels
     python benchmarks/kernels.py --tune --seconds 60       # other ways to split BatchNorm's sums
     python benchmarks/kernels.py --small                   # on a laptop: only that it runs
 
-Steps are timed as they are, with every change taken back alone, and with all of them taken back (on a GPU). Kernels are
-timed beside their earlier versions, changed images (network/fast/attack.py) beside plain autograd and beside the
-training step.
+Changed images (network/fast/attack.py) are timed beside plain autograd and beside the training step, max-pooling beside
+PyTorch's. benchmarks/speed.py times the steps themselves.
 """
 
 from __future__ import annotations
@@ -18,29 +16,23 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from efcil.core import elastic
 from efcil.engine.hardware import choose_device, switches
-from efcil.engine.optimiser import FlatOptimiser
-from efcil.engine.trainer import Trainer
 from efcil.network.fast.attack import FusedAttack
-from efcil.network.fast.fused import FusedBackbone
 from efcil.network.fast.graphs import capture
 from efcil.network.incremental import IncrementalNetwork
 from speed import BY_PIXELS, SMALL, Bench, Table, sweep
 
-NOW, BEFORE = "as it is", "all as before"
+NOW = "as it is"
 ATTACK_STEPS = 4
 REPEATS = 10
-PARTS = ("steps", "attack", "kernels")
+PARTS = ("attack", "kernels")
 #: Rows of a tile, most programs, warps and stages of a sum over rows.
 SPLITS = (
     (128, 512, 4, 1),
@@ -52,96 +44,6 @@ SPLITS = (
     (32, 1024, 4, 1),
 )
 PIECES = (64, 128, 256, 512, 1280, 2560)
-
-
-# -- changes, taken back ---------------------------------------------------------------------------------------------
-
-
-def _stretches(fused: FusedBackbone) -> list[str]:
-    return ["batch_statistics", "normalise_backward"]
-
-
-def _turned_apart(fused: FusedBackbone) -> list[str]:
-    return ["adam", "sgd"]
-
-
-def _in_line(fused: FusedBackbone) -> list[str]:
-    fused._branch = None
-    return []
-
-
-def _zeros(fused: FusedBackbone) -> list[str]:
-    def layer(self: FusedBackbone, x: Tensor, convolution: Any, residual: Any) -> tuple[Tensor, None]:
-        if convolution is self.backbone.conv1 or not self._cudnn:
-            return FusedBackbone._frozen_layer(self, x, convolution, residual)
-        residual = self._zeros(x, convolution) if residual is None else residual
-        weight, bias = self.weight_of(convolution), self._half_biases[self.index_of(convolution)]
-        shape: Any = (convolution.stride, convolution.padding, (1, 1), 1)
-        return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape), None
-
-    fused._frozen_layer = MethodType(layer, fused)  # type: ignore[method-assign]
-    return []
-
-
-def _nothing(fused: FusedBackbone) -> list[str]:
-    return []
-
-
-def _loss_in_parts(learner: Any) -> None:
-    """Let EFC's loss be summed and scaled by PyTorch."""
-    import earlier_kernels
-
-    loss = learner.loss
-
-    def earlier(batch: Any) -> Any:
-        before, elastic._on = elastic._on, lambda _: earlier_kernels
-        try:
-            return loss(batch)
-        finally:
-            elastic._on = before
-
-    learner.loss = earlier
-
-
-LOSS_IN_PARTS = "loss in more kernels"
-TENSOR_BY_TENSOR = "batches copied tensor by tensor"
-#: What a change did, taken back: by the name of how it was.
-CHANGES: dict[str, Callable[[FusedBackbone], list[str]]] = {
-    TENSOR_BY_TENSOR: _nothing,
-    LOSS_IN_PARTS: _nothing,
-    "sums over stretches of rows": _stretches,
-    "turned weights in kernels of their own": _turned_apart,
-    "projections in line": _in_line,
-    "zeros as residual": _zeros,
-}
-
-
-def take_back(trainer: Trainer, names: list[str]) -> None:
-    """Let a trainer, and the old network of its method, compute as before these changes."""
-    learner = trainer.learner
-    trainer.feed.at_once = trainer.feed.at_once and TENSOR_BY_TENSOR not in names
-    if LOSS_IN_PARTS in names:
-        _loss_in_parts(learner)
-    for network in (learner.network, getattr(learner, "teacher", None)):
-        if network is None or network.fast is None:
-            continue
-        replaced = [name for change in names for name in CHANGES[change](network.fast)]
-        if replaced:
-            import earlier_kernels
-
-            network.fast.operations = earlier_kernels.with_earlier(*replaced)
-    if isinstance(trainer.optimiser, FlatOptimiser) and learner.network.fast is not None:
-        trainer.optimiser.operations = learner.network.fast.operations
-
-
-def variants(device: torch.device) -> dict[str, list[str]]:
-    """Return which changes are taken back in every variant; on a CPU they make no difference."""
-    if device.type == "cpu":
-        return {NOW: []}
-    return {NOW: [], BEFORE: list(CHANGES)} | {name: [name] for name in CHANGES}
-
-
-# -- measurements ----------------------------------------------------------------------------------------------------
 
 
 def in_turns(bench: Bench, actions: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
@@ -167,30 +69,6 @@ def compare(table: Table, what: str, seconds: dict[str, float], scale: float, un
         table.add(f"{what}, ratio", name, value / first, "x")
 
 
-def measure_steps(bench: Bench, table: Table, steps: int) -> None:
-    """Steps of both kinds of task in all variants, and whole epochs of later ones."""
-    ours = bench.paths["ours"]
-    for what, build in (("first-task step", bench.first), ("incremental step", lambda e: bench.efc(e, 50))):
-        trainers = {}
-        for name, names in variants(bench.device).items():
-            if what == "first-task step" and name in ("zeros as residual", LOSS_IN_PARTS):
-                continue  # its BatchNorm trains, and its loss is another
-            if what == "incremental step" and name == "sums over stretches of rows":
-                continue  # its BatchNorm is frozen
-            trainers[name] = build(ours)
-            take_back(trainers[name], names)
-        sweeps = {name: sweep(trainer, steps) for name, trainer in trainers.items()}
-        seconds = in_turns(bench, {name: run for name, (run, _) in sweeps.items()})
-        compare(table, what, seconds, 1e3 / sweeps[NOW][1], "ms")
-        if what == "incremental step":
-            epochs = 2
-            for trainer in trainers.values():
-                trainer.recipe = replace(trainer.recipe, epochs=epochs)
-            each = trainers[NOW].feed.steps_per_epoch
-            runs = {name: trainers[name].run for name in (NOW, BEFORE) if name in trainers}
-            compare(table, "whole epochs, per step", in_turns(bench, runs, 3), 1e3 / (epochs * each), "ms")
-
-
 def repeated(bench: Bench, action: Callable[[], object]) -> Callable[[], object]:
     """Return a function that repeats an action; on CUDA as one graph, so that the host is not what is measured."""
 
@@ -208,7 +86,8 @@ def repeated(bench: Bench, action: Callable[[], object]) -> Callable[[], object]
 class Layer:
     """Random tensors of one layer of a ResNet-18 in a first task's step, and what is done with them."""
 
-    def __init__(self, bench: Bench, stage: int, half: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, bench: Bench, stage: int) -> None:
+        half = torch.bfloat16
         self.channels, self.side = 64 << stage, bench.sizes.pixels >> stage
         self.name = f"{self.channels} x {self.side} x {self.side}"
         device, shape = bench.device, (4 * bench.sizes.batch, self.side, self.side, self.channels)
@@ -246,10 +125,8 @@ class Layer:
 
 def measure_kernels(bench: Bench, table: Table) -> None:
     """BatchNorm's sums and the optimiser, for the layers of a ResNet-18 in a first task's step."""
-    import earlier_kernels
     from efcil.network.fast import kernels
 
-    modules = {NOW: kernels, BEFORE: earlier_kernels.with_earlier(*earlier_kernels.CHANGED)}
     for layer in (Layer(bench, stage) for stage in range(4)):
         cases: dict[str, Callable[[Any], None]] = {
             "statistics and normalisation": layer.forwards,
@@ -258,8 +135,8 @@ def measure_kernels(bench: Bench, table: Table) -> None:
             "Adam and turned weight": layer.update,
         }
         for what, case in cases.items():
-            runs = {name: repeated(bench, partial(case, module)) for name, module in modules.items()}
-            compare(table, f"{what}, {layer.name}", in_turns(bench, runs), 1e6 / REPEATS, "us")
+            run = {NOW: repeated(bench, partial(case, kernels))}
+            compare(table, f"{what}, {layer.name}", in_turns(bench, run), 1e6 / REPEATS, "us")
 
 
 def plainly(network: IncrementalNetwork, half: bool, images: Tensor, targets: Tensor) -> Tensor:
@@ -375,8 +252,6 @@ def main() -> None:
         if options.tune:
             tune(bench, table, options.seconds)
         else:
-            if "steps" in options.parts:
-                measure_steps(bench, table, 60 if bench.sizes.pixels <= 32 else 20)
             if "attack" in options.parts:
                 measure_attack(bench, table)
             if "kernels" in options.parts and cuda:

@@ -5,52 +5,16 @@ import random
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from pictures import SIZE, as_batch, by_pillow, pictures, store
+from PIL import Image, ImageEnhance
 
 from efcil import seeds
 from efcil.data import auto
-from efcil.data.augment import Auto, Normalisation, ShiftedCrop, make_augmentation
+from efcil.data.augment import Auto, ShiftedCrop, make_augmentation
 from efcil.data.auto import LEVELS, POLICIES, strength
 from efcil.data.operations import OPERATIONS
-from efcil.data.store import TaskImages
 
-SIZE = 17  # odd, so that a centre lies on a pixel
-GREY = (128, 128, 128)
-
-
-def pictures(count, size=SIZE, seed=0):
-    """Images of several kinds: noise, few values, a narrow range, smooth."""
-    generator = np.random.default_rng(seed)
-    noise = generator.integers(0, 256, (count, size, size, 3))
-    few = generator.choice([3, 90, 200], (count, size, size, 3))
-    narrow = generator.integers(100, 120, (count, size, size, 3))
-    smooth = np.clip(np.cumsum(generator.normal(0, 9, noise.shape), axis=1) + 128, 0, 255)
-    return np.concatenate([noise, few, narrow, smooth]).astype(np.uint8)
-
-
-def by_pillow(picture, operation, value):
-    """Change one image the obvious way."""
-    moves = {"shear-x": (1, value, 0, 0, 1, 0), "shear-y": (1, 0, 0, value, 1, 0)}
-    moves |= {"translate-x": (1, 0, value, 0, 1, 0), "translate-y": (1, 0, 0, 0, 1, value)}
-    enhancers = {"brightness": ImageEnhance.Brightness, "colour": ImageEnhance.Color}
-    enhancers |= {"contrast": ImageEnhance.Contrast, "sharpness": ImageEnhance.Sharpness}
-    tables = {"auto-contrast": ImageOps.autocontrast, "equalise": ImageOps.equalize, "invert": ImageOps.invert}
-    if operation in moves:
-        nearest = Image.Resampling.NEAREST
-        return picture.transform(picture.size, Image.Transform.AFFINE, moves[operation], nearest, fillcolor=GREY)
-    if operation == "rotate":
-        return picture.rotate(value, Image.Resampling.NEAREST, fillcolor=GREY)
-    if operation in enhancers:
-        return enhancers[operation](picture).enhance(value)
-    if operation == "posterise":
-        return ImageOps.posterize(picture, int(value))
-    if operation == "solarise":
-        return ImageOps.solarize(picture, value)
-    return tables[operation](picture) if operation in tables else picture
-
-
-def as_batch(images):
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float()
+GREY = 128
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -65,7 +29,7 @@ def test_every_operation_equals_pillow(operation, everywhere):
                 value = strength(operation, level, bool(negative), size)
                 drawn = (torch.full((count,), each) for each in (number, level, negative))
                 ours = auto.SCALE.changed(as_batch(images), *drawn, everywhere).permute(0, 2, 3, 1).numpy()
-                theirs = np.stack([by_pillow(Image.fromarray(image), operation, value) for image in images])
+                theirs = np.stack([by_pillow(Image.fromarray(image), operation, value, GREY) for image in images])
                 np.testing.assert_array_equal(ours, theirs, err_msg=f"size {size}, level {level}, {value}")
 
 
@@ -73,7 +37,7 @@ def test_every_operation_equals_pillow(operation, everywhere):
 def test_a_batch_equals_the_policy_image_by_image(policy):
     """Brightness, then the two operations of an image, one after the other."""
     images = pictures(12, 16, seed=1)
-    draws = auto.draw(policy, len(images), seeds.generator("cpu", 1), jitter=63 / 255)
+    draws = auto.draw(policy, len(images), seeds.generator("cpu", 4), jitter=63 / 255)
     assert len(draws["operation"].unique()) > 6
     found = auto.changed(as_batch(images), **draws)
     assert torch.equal(found, auto.changed(as_batch(images), **draws, everywhere=True))
@@ -82,8 +46,18 @@ def test_a_batch_equals_the_policy_image_by_image(policy):
         for place in range(2):
             name = OPERATIONS[draws["operation"][row, place]]
             level, negative = int(draws["level"][row, place]), bool(draws["negative"][row, place])
-            picture = by_pillow(picture, name, strength(name, level, negative, 16))
+            picture = by_pillow(picture, name, strength(name, level, negative, 16), GREY)
         np.testing.assert_array_equal(found[row].permute(1, 2, 0).numpy(), np.asarray(picture), err_msg=str(row))
+
+
+@pytest.mark.xfail(strict=True, reason="255 / range is 255 * (1 / range) in PyTorch, which rounds twice: 254 for 255")
+def test_auto_contrast_equals_pillow_for_every_range():
+    ends = [(low, high) for low in range(0, 256, 15) for high in range(low + 1, 256)]
+    images = np.array(ends, np.uint8)[:, :, None, None].repeat(3, axis=3)
+    drawn = (torch.full((len(ends),), each) for each in (OPERATIONS.index("auto-contrast"), 0, 0))
+    ours = auto.SCALE.changed(as_batch(images.repeat(2, axis=2)), *drawn).permute(0, 2, 3, 1).numpy()
+    theirs = [by_pillow(Image.fromarray(image.repeat(2, axis=1)), "auto-contrast", 0) for image in images]
+    np.testing.assert_array_equal(ours, np.stack(theirs))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -131,15 +105,6 @@ def test_nothing_is_read_back_from_the_device():
     with mode:
         given = {name: mode.from_tensor(value) for name, value in draws.items()}
         assert auto.changed(mode.from_tensor(images), **given, everywhere=True).shape == images.shape
-
-
-def store(name, count=40):
-    generator = np.random.default_rng(3)
-    return TaskImages(
-        generator.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8), np.arange(count),
-        augmentation=make_augmentation(name), normalisation=Normalisation((0.5,) * 3, (0.2,) * 3),
-        device=torch.device("cpu"), seed=5, name="task0",
-    )  # fmt: skip
 
 
 def test_it_follows_the_crop_and_the_flip():

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import sys
 import tarfile
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+import shards as shard_files
+from shards import png
 
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
@@ -44,23 +45,7 @@ def check(dataset: Dataset) -> None:
     assert dataset.std == (0.2675, 0.2565, 0.2761)
 
 
-def png(pixels: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def write_shard(
-    file: Path, contents: list[Any], labels: list[Any], *, struct: bool = True, names: list[str] | None = None
-) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    images = [{"bytes": content, "path": None} for content in contents] if struct else contents
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())]) if struct else pa.binary()
-    table = pa.table({"img": pa.array(images, kind), "fine_label": pa.array(labels, pa.int64())})
-    if names is not None:
-        metadata = {"info": {"features": {"fine_label": {"names": names, "_type": "ClassLabel"}}}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps(metadata)})
-    pq.write_table(table, file, row_group_size=2)
+write_shard = partial(shard_files.write_shard, image="img", label="fine_label")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import types
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from shards import plain, write_shard
 
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
@@ -26,33 +25,9 @@ NAME = "hub:somebody/flowers"
 NAMES = ["daisy", "rose", "tulip"]
 
 
-def encoded(value: int, size: tuple[int, int]) -> bytes:
-    stream = io.BytesIO()
-    Image.new("RGB", size, (value, value, value)).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def write(
-    file: Path,
-    labels: list[int],
-    *,
-    size: tuple[int, int] = (12, 12),
-    names: list[str] | None = None,
-    image: str = "image",
-    label: str = "label",
-    struct: bool = True,
-    more: dict[str, Any] | None = None,
-) -> None:
+def write(file: Path, labels: list[int], *, size: tuple[int, int] = (12, 12), **options: Any) -> None:
     """Write a shard whose images have the colour 10 * label + the number of the row."""
-    contents: list[Any] = [encoded(10 * max(each, 0) + row, size) for row, each in enumerate(labels)]
-    if struct:
-        contents = [{"bytes": content, "path": None} for content in contents]
-    table = pa.table({image: contents, label: pa.array(labels, pa.int64()), **(more or {})})
-    if names is not None:
-        features = {image: {"_type": "Image"}, label: {"names": names, "_type": "ClassLabel"}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, file, row_group_size=2)
+    write_shard(file, [plain(10 * max(each, 0) + row, *size) for row, each in enumerate(labels)], labels, **options)
 
 
 def load(path: Path | None, tmp_path: Path, name: str = NAME, **options: Any) -> Dataset:

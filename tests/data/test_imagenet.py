@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from shards import plain, write_shard
 
 from efcil.data.deferred import DeferredImages
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
@@ -135,26 +135,17 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
         load_dataset("imagenet-1k")
 
 
-def write_shard(file: Path, labels: list[int], names: list[str] | None, rows: int = 2) -> None:
-    contents = []
-    for number, label_ in enumerate(labels):
-        stream = io.BytesIO()
-        Image.new("RGB", (30, 20), (50 * label_ + 10 * number,) * 3).save(stream, "PNG")
-        contents.append({"bytes": stream.getvalue(), "path": None})
-    table = pa.table({"image": contents, "label": pa.array(labels, pa.int64())})
-    if names is not None:
-        facts = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps(facts)})
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, file, row_group_size=rows)
+def write(file: Path, labels: list[int], names: list[str] | None = None) -> None:
+    """Write a shard of images in colours of their own."""
+    write_shard(file, [plain(50 * label_ + 10 * row, 30, 20) for row, label_ in enumerate(labels)], labels, names=names)
 
 
 def test_parquet_in_row_groups(tmp_path: Path) -> None:
     names = ["tench", "goldfish", "shark"]
-    write_shard(tmp_path / "data" / "train-00000-of-00002.parquet", [0, 1, 2, 1, 0], names)
-    write_shard(tmp_path / "data" / "train-00001-of-00002.parquet", [2], names)
-    write_shard(tmp_path / "data" / "validation-00000-of-00001.parquet", [2, 1, 0], names)
-    write_shard(tmp_path / "data" / "test-00000-of-00001.parquet", [0], names)
+    write(tmp_path / "data" / "train-00000-of-00002.parquet", [0, 1, 2, 1, 0], names)
+    write(tmp_path / "data" / "train-00001-of-00002.parquet", [2], names)
+    write(tmp_path / "data" / "validation-00000-of-00001.parquet", [2, 1, 0], names)
+    write(tmp_path / "data" / "test-00000-of-00001.parquet", [0], names)
     found = load(tmp_path)
     assert found.class_names == tuple(names)
     assert found.train.labels.tolist() == [0, 1, 2, 1, 0, 2]
@@ -276,8 +267,8 @@ def test_a_run_on_whole_images(folder: Path, tmp_path: Path, augmentation: str) 
 
 def test_a_missing_image_of_a_shard_is_named_by_its_row(tmp_path: Path) -> None:
     file = tmp_path / "train-0.parquet"
-    write_shard(file, [0, 1, 0, 1, 0], None)
-    write_shard(tmp_path / "validation-0.parquet", [0, 1], None)
+    write(file, [0, 1, 0, 1, 0])
+    write(tmp_path / "validation-0.parquet", [0, 1])
     table = pq.read_table(file)
     images = table.column("image").to_pylist()
     images[3]["bytes"] = None

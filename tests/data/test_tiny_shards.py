@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from shards import plain, write_shard
 
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, sources
@@ -19,21 +14,9 @@ from efcil.errors import DataError
 IDS = [f"n{number:08d}" for number in range(200)]
 
 
-def write(file: Path, labels: list[int], names: list[str] | None = None) -> np.ndarray:
-    """Write a shard of one-coloured images whose colour is the label; return their pixels."""
-    pixels = np.stack([np.full((64, 64, 3), label, np.uint8) for label in labels])
-    contents = []
-    for image in pixels:
-        stream = io.BytesIO()
-        Image.fromarray(image).save(stream, "PNG")
-        contents.append({"bytes": stream.getvalue(), "path": None})
-    table = pa.table({"image": contents, "label": pa.array(labels, pa.int64())})
-    if names is not None:
-        facts = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps(facts)})
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, file)
-    return pixels
+def write(file: Path, labels: list[int], names: list[str] | None = None) -> None:
+    """Write a shard of images whose colour is the label."""
+    write_shard(file, [plain(label, 64, 64) for label in labels], labels, names=names)
 
 
 def load(folder: Path) -> Dataset:

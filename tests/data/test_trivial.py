@@ -3,60 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from pictures import SIZE, as_batch, by_pillow, pictures, store
+from PIL import Image
 
 from efcil import seeds
 from efcil.data import trivial
 from efcil.data.augment import Normalisation, ShiftedCrop, Trivial, make_augmentation
-from efcil.data.store import TaskImages
 from efcil.data.trivial import LEVELS, OPERATIONS, strength
-
-SIZE = 17  # odd, so that a centre lies on a pixel; rotations of even sizes have a test of their own
-
-
-def pictures(count, size=SIZE, seed=0):
-    """Images of many kinds: noise, few values, a narrow range, one colour, smooth."""
-    random = np.random.default_rng(seed)
-    noise = random.integers(0, 256, (count, size, size, 3))
-    few = random.choice([3, 90, 200], (count, size, size, 3))
-    narrow = random.integers(100, 120, (count, size, size, 3))
-    plain = np.broadcast_to(random.integers(0, 256, (count, 1, 1, 3)), noise.shape)
-    smooth = np.clip(np.cumsum(random.normal(0, 9, noise.shape), axis=1) + 128, 0, 255)
-    return np.concatenate([noise, few, narrow, plain, smooth]).astype(np.uint8)
-
-
-def by_pillow(image, operation, value):
-    """Change one image the obvious way."""
-    picture = Image.fromarray(image)
-    moves = {"shear-x": (1, value, 0, 0, 1, 0), "shear-y": (1, 0, 0, value, 1, 0)}
-    moves |= {"translate-x": (1, 0, value, 0, 1, 0), "translate-y": (1, 0, 0, 0, 1, value)}
-    enhancers = {"brightness": ImageEnhance.Brightness, "colour": ImageEnhance.Color}
-    enhancers |= {"contrast": ImageEnhance.Contrast, "sharpness": ImageEnhance.Sharpness}
-    if operation in moves:
-        picture = picture.transform(picture.size, Image.Transform.AFFINE, moves[operation], Image.Resampling.NEAREST)
-    elif operation == "rotate":
-        picture = picture.rotate(value, Image.Resampling.NEAREST)
-    elif operation in enhancers:
-        picture = enhancers[operation](picture).enhance(value)
-    elif operation == "posterise":
-        picture = ImageOps.posterize(picture, int(value))
-    elif operation == "solarise":
-        picture = ImageOps.solarize(picture, value)
-    elif operation == "auto-contrast":
-        picture = ImageOps.autocontrast(picture)
-    elif operation == "equalise":
-        picture = ImageOps.equalize(picture)
-    return np.asarray(picture)
 
 
 def batched(images, operation, level, negative, everywhere):
     """The same with the batched functions."""
     count = len(images)
-    pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float()
-    number = OPERATIONS.index(operation)
-    found = trivial.changed(
-        pixels, torch.full((count,), number), torch.full((count,), level), torch.full((count,), negative), everywhere
-    )
+    drawn = (torch.full((count,), each) for each in (OPERATIONS.index(operation), level, negative))
+    found = trivial.changed(as_batch(images), *drawn, everywhere)
     return found.permute(0, 2, 3, 1).numpy()
 
 
@@ -69,7 +29,7 @@ def test_every_operation_equals_pillow(operation, everywhere):
         for negative in (0, 1):
             value = strength(operation, level, bool(negative))
             ours = batched(images, operation, level, negative, everywhere)
-            theirs = np.stack([by_pillow(image, operation, value) for image in images])
+            theirs = np.stack([by_pillow(Image.fromarray(image), operation, value) for image in images])
             np.testing.assert_array_equal(ours, theirs, err_msg=f"level {level}, {value}")
 
 
@@ -79,7 +39,7 @@ def test_images_of_other_sizes_equal_pillow_too(operation, size):
     images = pictures(1, size, seed=1)
     for level in (1, 7, 10, 20, 23, 30):
         value = strength(operation, level, True)
-        theirs = np.stack([by_pillow(image, operation, value) for image in images])
+        theirs = np.stack([by_pillow(Image.fromarray(image), operation, value) for image in images])
         np.testing.assert_array_equal(batched(images, operation, level, 1, False), theirs, err_msg=f"level {level}")
 
 
@@ -106,7 +66,7 @@ def test_operations_levels_and_signs_are_uniform_and_repeat():
 
 def test_images_of_a_batch_do_not_see_each_other():
     """A batch of all operations at once is what each image gives alone, in both ways of computing."""
-    images = torch.from_numpy(pictures(30, 12)).permute(0, 3, 1, 2).float()
+    images = as_batch(pictures(30, 12))
     draws = trivial.draw(len(images), seeds.generator("cpu", 1))
     assert len(draws["operation"].unique()) == len(OPERATIONS)
     whole = trivial.changed(images, **draws)
@@ -120,7 +80,7 @@ def test_nothing_is_read_back_from_the_device():
     """The way of computing on a GPU works on tensors without values, so it can make no host wait."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    images = torch.from_numpy(pictures(2)).permute(0, 3, 1, 2).float()
+    images = as_batch(pictures(2))
     draws = trivial.draw(len(images), seeds.generator("cpu", 2))
     trivial.changed(images, **draws, everywhere=True)  # constants are made on first use
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -129,15 +89,6 @@ def test_nothing_is_read_back_from_the_device():
         assert trivial.changed(*given, everywhere=True).shape == images.shape
         with pytest.raises(Exception, match=r"nonzero|data-dependent"):
             trivial.changed(*given, everywhere=False)
-
-
-def store(name, count=30):
-    random = np.random.default_rng(3)
-    return TaskImages(
-        random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8), np.arange(count),
-        augmentation=make_augmentation(name), normalisation=Normalisation((0.5,) * 3, (0.2,) * 3),
-        device=torch.device("cpu"), seed=5, name="task0",
-    )  # fmt: skip
 
 
 def test_it_follows_the_crop_and_the_flip():
@@ -157,7 +108,7 @@ def test_it_follows_the_crop_and_the_flip():
 @pytest.mark.parametrize("name", ["crop-flip", "crop-flip-8", "padded-resized-crop", "resized-crop"])
 def test_training_is_strong_and_statistics_are_weak(name):
     """All views but those of training are the ones that the inner augmentation gives, to the bit."""
-    strong, weak = store(f"{name}-trivial"), store(name)
+    strong, weak = store(f"{name}-trivial", 30), store(name, 30)
     assert isinstance(strong.augmentation, Trivial)
     for purpose in ("prototypes", "drift", "feature-matrix"):
         for (ours, labels), (theirs, same) in zip(

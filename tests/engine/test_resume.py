@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +30,7 @@ from efcil.methods.base import Method
 from efcil.model.folder import STEM
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import Settings, options
+from warm import Server
 
 HERE = Path(__file__).resolve().parent
 SHORT: dict[str, Any] = {
@@ -102,39 +101,17 @@ class Outcome:
 # -- real processes --------------------------------------------------------------------------------------------------
 
 
-class Driver:
+class Driver(Server):
     """Has commands run, and disturbed, in forks of a process that has imported everything."""
 
     def __init__(self, scratch: Path) -> None:
-        environment = os.environ | {
-            "PYTHONPATH": str(HERE.parents[1] / "src"),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        self.log = scratch / "output.txt"
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "killable.py")],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._answer() == "ready\n"
-
-    def _answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        super().__init__(HERE / "killable.py", scratch / "output.txt", os.environ | {"CUDA_VISIBLE_DEVICES": ""})
 
     def run(
         self, output: Path, *moments: int, number: int = signal.SIGKILL, command: list[str] | None = None
     ) -> tuple[int, str]:
         """Run the command with signals at some moments; return its exit code and what it printed."""
-        arguments = [*(command or COMMAND), "--output", str(output)]
-        job = {"arguments": arguments, "moments": moments, "signal": number, "output": str(self.log)}
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        return int(self._answer()), self.log.read_text()
+        return self.do(arguments=[*(command or COMMAND), "--output", str(output)], moments=moments, signal=number)
 
     def finish(self, output: Path) -> Outcome:
         """Give the command once more, undisturbed."""
@@ -144,14 +121,7 @@ class Driver:
 
     def events(self) -> list[str]:
         """The events of the last command, if it ended in peace."""
-        return list(json.loads(Path(f"{self.log}.events").read_text()))
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait()
+        return list(json.loads(Path(f"{self.output}.events").read_text()))
 
 
 @pytest.fixture(scope="module")

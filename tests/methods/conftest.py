@@ -10,9 +10,3 @@ from checks import Stream, make_stream
 def stream() -> Stream:
     """Five tasks of two digits each."""
     return make_stream((2, 2, 2, 2, 2))
-
-
-@pytest.fixture(scope="session")
-def finetune_accuracy(stream: Stream) -> float:
-    """Accuracy of fine-tuning after three tasks, which methods against forgetting must beat."""
-    return stream.accuracy(stream.learn(stream.start("finetune"), 2), 2)

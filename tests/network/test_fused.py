@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from small import draw, make
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,27 +25,6 @@ from efcil.network.resnet import ResNet
 from efcil.settings import Recipe
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
-
-
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def make(dtype: torch.dtype, large: bool = False) -> ResNet:
-    """A small network whose normalisation is not the trivial one."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = ResNet((8, 16), (1, 2), large_images=large).to(dtype).to(memory_format=torch.channels_last)
-    for number, module in enumerate(network.modules()):
-        if isinstance(module, nn.BatchNorm2d):
-            size = module.num_features
-            assert module.running_mean is not None
-            assert module.running_var is not None
-            module.weight.data = 1 + 0.3 * draw(size, seed=number, dtype=dtype)
-            module.bias.data = 0.3 * draw(size, seed=number + 100, dtype=dtype)
-            module.running_mean.copy_(0.3 * draw(size, seed=number + 200))
-            module.running_var.copy_(0.5 + draw(size, seed=number + 300).abs())
-    return network
 
 
 def convolution_gradients(fused: FusedBackbone) -> list[Tensor]:

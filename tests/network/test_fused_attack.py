@@ -7,7 +7,9 @@ import weakref
 from types import ModuleType
 
 import pytest
+import small
 import torch
+from small import draw
 from torch import Tensor, nn
 
 from efcil.errors import TrainingError
@@ -21,25 +23,9 @@ from efcil.network.resnet import ResNet
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 def make(dtype: torch.dtype, large: bool = False, widths: tuple[int, ...] = (8, 16)) -> ResNet:
-    """A small network with statistics of its own, in eval mode."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = ResNet(widths, (1,) + (2,) * (len(widths) - 1), large_images=large).to(dtype)
-    for number, module in enumerate(network.modules()):
-        if isinstance(module, nn.BatchNorm2d):
-            size = module.num_features
-            assert module.running_mean is not None
-            assert module.running_var is not None
-            module.weight.data = 1 + 0.3 * draw(size, seed=number, dtype=dtype)
-            module.bias.data = 0.3 * draw(size, seed=number + 100, dtype=dtype)
-            module.running_mean.copy_(0.3 * draw(size, seed=number + 200))
-            module.running_var.copy_(0.5 + draw(size, seed=number + 300).abs())
-    return network.to(memory_format=torch.channels_last).eval().requires_grad_(False)
+    """A small network that is frozen."""
+    return small.make(dtype, large, widths).eval().requires_grad_(False)
 
 
 def by_autograd(network: nn.Module, images: Tensor, targets: Tensor) -> Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from warm import Server
 
 HERE = Path(__file__).parent
 Launch = Callable[..., tuple[list[int], str]]
@@ -24,24 +23,10 @@ def environment() -> dict[str, str]:
 
 def launcher(output: Path) -> Iterator[Launch]:
     """Yield a function that runs a command line, or a unit, in so many processes: exit codes, and what they printed."""
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "forks.py")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    server = Server(HERE / "forks.py", output, environment())
 
     def run(ranks: int, *arguments: object, unit: str | None = None) -> tuple[list[int], str]:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        output.unlink(missing_ok=True)
-        job = {"ranks": ranks, "unit": unit, "arguments": [str(each) for each in arguments], "output": str(output)}
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
-        codes: list[int] = json.loads(process.stdout.readline())
-        return codes, output.read_text()
+        return server.do(ranks=ranks, unit=unit, arguments=[str(each) for each in arguments])
 
     yield run
-    process.stdin.close()
-    process.wait()
+    server.close()

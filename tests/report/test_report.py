@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from efcil.errors import EfcilError
-from efcil.report import FORMATS, METRICS, Table, matrices_text, matrix_text, paper_value, render, table
+from efcil.report import FORMATS, METRICS, Table, matrix_text, paper_value, render, table
 from efcil.report.groups import best_and_second, changes_of
 from efcil.report.latex import escape_latex
 from efcil.report.paper import published
@@ -359,8 +359,7 @@ class TestMatrix:
     matrix = ((90.0, nan, nan), (80.0, 85.5, nan), (70.0, 75.0, 100.0))
 
     def test_rows_columns_and_step_accuracy(self) -> None:
-        assert matrix_text(self.matrix, [2, 2, 3], "Title").splitlines() == [
-            "Title",
+        assert matrix_text(self.matrix, [2, 2, 3]).splitlines() == [
             "after task      1      2      3 |  A_step",
             "classes         2      2      3 |",
             "-----------------------------------------",
@@ -373,11 +372,6 @@ class TestMatrix:
         partial = np.full((3, 3), math.nan)
         partial[0, 0] = 50.0
         assert len(matrix_text(partial, [1, 1, 1]).splitlines()) == 4
-
-    def test_both_matrices(self) -> None:
-        text = matrices_text(self.matrix, self.matrix, [2, 2, 3])
-        assert "Task-agnostic accuracy (%)" in text
-        assert "Task-aware accuracy (%)" in text
 
 
 def test_metric_names_are_those_of_the_summary(runs: Path) -> None:

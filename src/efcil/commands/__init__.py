@@ -1,4 +1,5 @@
-"""The sub-commands. Each module has `add_parser(subparsers)`, which sets `execute` to the function that does the work.
+"""The sub-commands. A module has the name of its command, HELP (a line), DESCRIPTION, `add_arguments(parser)`, and
+`execute(arguments)`, which does the work and returns the exit code.
 
 Adding a command is one module and its name in COMMANDS. Modules import torch and data libraries only inside
 `execute`, so that help and error messages appear fast.

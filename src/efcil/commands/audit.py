@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from efcil import output
-from efcil.commands.parser import add_debug, add_format, counted
+from efcil.commands.parser import Parser, add_format, counted
 from efcil.errors import printable, some
 
 FORMATS = ("text", "json")
 SHOWN_MATCHES, SHOWN_EXTRAS = 5, 20
 
+HELP = "check that a model stores no image"
 DESCRIPTION = """\
 Check a model against the images it was trained on: that everything in its folder is explained, that no stored row of
 numbers is one of these images or nearly one, and how well its numbers separate training images from others. The exit
@@ -20,14 +21,8 @@ code is 1 if something is unexplained or matches an image. docs/audit.md says wh
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "audit",
-        help="check that a model stores no image",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument(
         "--data", type=Path, required=True, metavar="FOLDER", help="the images it was trained on, one folder per class"
@@ -39,8 +34,6 @@ def add_parser(subparsers: Any) -> None:
         help="images it was not trained on, one folder per class (default: test/ or val/ beside train/, if there)",
     )
     add_format(parser, FORMATS)
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from efcil import __version__
@@ -16,5 +17,11 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     add_debug(parser)
     subparsers: Any = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for command in COMMANDS:
-        command.add_parser(subparsers)
+        name, text = command.__name__.rpartition(".")[2], command.DESCRIPTION
+        # A text with lines of its own is printed as it is.
+        form = argparse.RawDescriptionHelpFormatter if "\n" in text else argparse.HelpFormatter
+        own = subparsers.add_parser(name, help=command.HELP, description=text, formatter_class=form)
+        command.add_arguments(own)
+        add_debug(own)
+        own.set_defaults(execute=command.execute)
     return parser, dict(subparsers.choices)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from efcil.commands.parser import add_debug, file_or_screen
+from efcil.commands.parser import Parser, file_or_screen
 from efcil.errors import printable
 
+HELP = "print a model card in Markdown"
+DESCRIPTION = (
+    "Print a README.md for a model: its classes with counts and dates, its method and network, what is stored and "
+    "how to use it. `--output MODEL/README.md` puts it into the model's folder, where `efcil audit` accepts it as "
+    "long as it fits the model."
+)
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "card",
-        help="print a model card in Markdown",
-        description="Print a README.md for a model: its classes with counts and dates, its method and network, what "
-        "is stored and how to use it. `--output MODEL/README.md` puts it into the model's folder, where `efcil audit` "
-        "accepts it as long as it fits the model.",
-    )
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument(
         "--output", type=file_or_screen, metavar="FILE", help="file to write (default, and -: print it)"
     )
     parser.add_argument("--license", metavar="NAME", help="short name of the licence you give it, such as cc-by-4.0")
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -15,9 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from efcil import output
-from efcil.commands.parser import add_debug, positive
+from efcil.commands.parser import Parser, positive
 from efcil.errors import SettingsError, unknown
 
+HELP = "check a method or a backbone of your own"
 DESCRIPTION = """\
 Run the checks that every method and every backbone of this package passes. WHAT is one of
 
@@ -30,14 +31,8 @@ docs/your-own-method.md says what is asserted.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "check",
-        help="check a method or a backbone of your own",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("what", metavar="WHAT", help="file of methods, MODULE:FUNCTION of a backbone, or a name")
     parser.add_argument(
         "--image-size",
@@ -46,8 +41,6 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="side of the images that a backbone is checked with (default: 32)",
     )
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

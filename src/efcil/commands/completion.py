@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from efcil.commands.parser import add_debug
+from efcil.commands.parser import Parser
 from efcil.errors import SettingsError, unknown
 
 SHELLS = ("bash", "zsh", "tcsh")
+HELP = "print a script for shell completion"
 DESCRIPTION = """\
 Print a script that completes `efcil` in a shell: commands, flags, files and folders, and the names of methods,
 datasets and networks. Write it once to where your shell looks for it:
@@ -25,17 +26,9 @@ _FOLDERS = ("MODEL", "FOLDER", "DIR", "DATA")
 _FILES = ("FILE", "IMAGE")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "completion",
-        help="print a script for shell completion",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("shell", metavar="SHELL", help="bash, zsh or tcsh")
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

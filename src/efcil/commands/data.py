@@ -7,33 +7,30 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_option
+from efcil.commands.parser import Parser, add_option
 from efcil.errors import SettingsError, printable
 from efcil.settings import Settings, options
 from efcil.settings.benchmark import MERGED, SAME_DATASET
 
+HELP = "list the datasets, or check the files of one"
+DESCRIPTION = (
+    "List the datasets. With a name, read that dataset, which decodes and caches its images, and print what it "
+    "holds. `efcil data verify DATASET` checks all of its files: images of every class, sizes, broken files, and "
+    "images that are in both splits; its exit code is 1 if something is wrong."
+)
 VERIFY = "verify"
 #: Settings of a run that choose among images.
 _CHOSEN = ("held_out", "image_size", "class_list", "columns", "splits", "answers")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "data",
-        help="list the datasets, or check the files of one",
-        description="List the datasets. With a name, read that dataset, which decodes and caches its images, and "
-        "print what it holds. `efcil data verify DATASET` checks all of its files: images of every class, sizes, "
-        "broken files, and images that are in both splits; its exit code is 1 if something is wrong.",
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument(
         "name", nargs="*", metavar="DATASET", help="dataset to read and check; after `verify`, to check thoroughly"
     )
     known = options(Settings)
     for setting in ("data", *_CHOSEN):
         add_option(parser, known[setting])
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

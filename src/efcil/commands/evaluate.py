@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_option, file_or_screen
-from efcil.commands.predict import DEFAULT_SHARE
+from efcil.commands.parser import Parser, add_option, file_or_screen
+from efcil.commands.predict import DEFAULT_SHARE, counter
 from efcil.errors import SettingsError, printable, shortened, unknown
 from efcil.settings import TrainingSettings, options
 
 FORMATS = ("text", "json", "csv", "html")
 
+HELP = "measure a model on labelled images"
 DESCRIPTION = """\
 Compare a model's answers with the folders that images lie in, one per class. Use images that it has not learned from;
 beside a folder train/, those of test/ or val/ are used. Classes that the model does not know are reported apart. An
@@ -23,14 +22,8 @@ image that cannot be read is reported and skipped, and the exit code is 1. docs/
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "evaluate",
-        help="measure a model on labelled images",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="images, one folder per class")
     parser.add_argument(
@@ -58,8 +51,6 @@ def add_parser(subparsers: Any) -> None:
         "--skip-broken", action="store_true", help="exit with 0 even if images could not be read; they are listed"
     )
     add_option(parser, options(TrainingSettings)["device"])
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -72,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
     folder = arguments.data.expanduser()
     others, _ = ignored_files(folder)
     model = Model.load(arguments.model, getattr(arguments, "device", "auto"))
-    with _shown() as progress:
+    with counter(sys.stderr.isatty()) as progress:
         found = evaluate_folder(
             model, folder, unknown=arguments.unknown, model_name=str(arguments.model), progress=progress
         )
@@ -134,18 +125,3 @@ def _share(text: str) -> float:
             f"{shortened(text)!r}. Put --unknown behind the name of the model."
         )
     return value
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[int], None]]:
-    """Show the number of evaluated images while it works, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} images"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("evaluate", total=None)
-        yield lambda count: bar.advance(task, count)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from efcil.commands.parser import STANDARD_OUTPUT, add_debug
+from efcil.commands.parser import STANDARD_OUTPUT, Parser
 from efcil.errors import SettingsError, printable, unknown
 
 if TYPE_CHECKING:
     from efcil.model.in_memory import Model
 
+HELP = "write a model for other programs"
+DESCRIPTION = (
+    "Write a model as ONNX or as a torch.export archive, including normalisation and class names. The exported model "
+    "takes uint8 images of the model's size. Its scores are checked against the original's."
+)
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "export",
-        help="write a model for other programs",
-        description="Write a model as ONNX or as a torch.export archive, including normalisation and class names. The "
-        "exported model takes uint8 images of the model's size. Its scores are checked against the original's.",
-    )
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("--to", required=True, metavar="KIND", help="onnx or torch")
     parser.add_argument(
@@ -30,8 +30,6 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="file to write (default: MODEL.onnx or MODEL.pt2); - writes to the standard output",
     )
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, counted
+from efcil.commands.parser import Parser, counted
 from efcil.errors import printable, some
 
+HELP = "remove classes from a model"
 DESCRIPTION = """\
 Remove classes from a model: their rows in the heads, their means and covariances, and all else that is stored about
 them alone. What all classes share, such as the weights of the network, stays as it is; the command says what that is.
@@ -16,18 +17,10 @@ A forgotten class cannot be brought back, except by learning it again. `efcil au
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "forget",
-        help="remove classes from a model",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("classes", nargs="+", metavar="CLASS", help="name of a class")
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -8,25 +8,22 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_format, counted
+from efcil.commands.parser import Parser, add_format, counted
 from efcil.errors import printable
 from efcil.output import to_json
 
+HELP = "show what a model knows and stores"
+DESCRIPTION = (
+    "Print a model's classes with dates and tasks, its method, everything it stores by name and purpose, and what "
+    "could and could not be recovered from that."
+)
 FORMATS = ("text", "json")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="show what a model knows and stores",
-        description="Print a model's classes with dates and tasks, its method, everything it stores by name and "
-        "purpose, and what could and could not be recovered from that.",
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     add_format(parser, FORMATS)
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

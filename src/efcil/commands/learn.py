@@ -9,10 +9,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_log, add_option, counted, trackers
+from efcil.commands.parser import Parser, add_checkpoint_steps, add_log, add_option, counted, trackers
 from efcil.errors import printable, some
 from efcil.settings import TrainingSettings, options
 
+HELP = "teach a model the classes of a folder"
 DESCRIPTION = """\
 Teach a model the classes of a folder that has one sub-folder of images per class. MODEL is a folder; it is created
 if it does not exist. An existing model learns the classes as its next task, without images of the earlier ones.
@@ -26,14 +27,8 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command, its flags made from the fields of TrainingSettings."""
-    parser = subparsers.add_parser(
-        "learn",
-        help="teach a model the classes of a folder",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags, most made from the fields of TrainingSettings."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="one sub-folder of images per class")
     parser.add_argument(
@@ -61,8 +56,6 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint_steps(parser)
     add_log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from efcil.commands.parser import add_debug, counted
+from efcil.commands.parser import Parser, counted
 from efcil.errors import printable, some
 
+HELP = "make several classes one"
 DESCRIPTION = """\
 Make several classes of a model one. Their means and covariances become those of all of their images together. Their
 heads are fitted again to what is stored about all classes, if the method keeps enough for that; else they are averaged.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "merge",
-        help="make several classes one",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("classes", nargs="+", metavar="CLASS", help="name of a class; at least two")
     parser.add_argument(
         "--into", required=True, metavar="NAME", help="name of the class they become; may be that of one of them"
     )
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

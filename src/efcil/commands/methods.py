@@ -5,25 +5,21 @@ from __future__ import annotations
 import argparse
 import inspect
 import textwrap
-from typing import Any
 
-from efcil.commands.parser import add_debug
+from efcil.commands.parser import Parser
 from efcil.errors import unknown
 from efcil.settings import options
 from efcil.settings.options import show
 
+HELP = "list the methods and their settings"
+DESCRIPTION = (
+    "List the methods, or describe those that are named. Their settings are changed with `efcil run --set name=value`."
+)
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "methods",
-        help="list the methods and their settings",
-        description="List the methods, or describe those that are named. Their settings are changed with "
-        "`efcil run --set name=value`.",
-    )
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("names", nargs="*", metavar="METHOD", help="methods to describe in full")
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from efcil.commands.engines import add_flags, chosen
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_jobs_per_gpu, add_log, counted, trackers
+from efcil.commands.parser import Parser, add_checkpoint_steps, add_jobs_per_gpu, add_log, counted, trackers
 from efcil.errors import EfcilError, GridError, Mistakes, SettingsError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from efcil.studies.plan import Hardware, Planned
     from efcil.studies.study import Study
 
+HELP = "make a table or figure of the EFC paper, ours beside the paper's"
 DESCRIPTION = """\
 List the studies of the EFC paper, or make some: their runs are planned and trained, and the results are printed and
 written below OUTPUT/paper, ours beside the paper's. Finished runs are skipped and unfinished ones resumed, so the same
@@ -34,14 +35,8 @@ _SEEDS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _MOST_SEEDS = 1000
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "paper",
-        help="make a table or figure of the EFC paper, ours beside the paper's",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument(
         "study", nargs="*", metavar="STUDY", help=f"names of studies, YAML files, or {ALL}; none: list them"
     )
@@ -71,8 +66,6 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint_steps(work)
     add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the result")
-    add_debug(work)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -7,31 +7,30 @@ import gc
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_debug, add_format, add_option, positive
+from efcil.commands.parser import Parser, add_format, add_option, positive
 from efcil.errors import SettingsError, printable, shortened
 from efcil.output import csv_line, lines, to_json
 from efcil.settings import TrainingSettings, options
 
+HELP = "name the classes of images"
+DESCRIPTION = (
+    "Print the most probable classes of images, in the order in which they are given. An image that cannot be read "
+    "is reported and skipped, and the exit code is 1. Probabilities are calibrated on images that were held out when "
+    "the model learned. With --unknown, an image that looks like none of the model's classes is answered with "
+    "`unknown`. In CSV, names that a spreadsheet would read as a formula start with an apostrophe."
+)
 FORMATS = ("text", "json", "csv")
 UNKNOWN = "unknown"
 DEFAULT_SHARE = 0.05
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "predict",
-        help="name the classes of images",
-        description="Print the most probable classes of images, in the order in which they are given. An image that "
-        "cannot be read is reported and skipped, and the exit code is 1. Probabilities are calibrated on "
-        "images that were held out when the model learned. With --unknown, an image that looks like none of the "
-        "model's classes is answered with `unknown`. In CSV, names that a spreadsheet would read as a formula start "
-        "with an apostrophe.",
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument(
         "images", nargs="+", metavar="IMAGE", help="image, folder of images, pattern, or - for a list on standard input"
@@ -48,8 +47,6 @@ def add_parser(subparsers: Any) -> None:
     )
     add_format(parser, FORMATS)
     add_option(parser, options(TrainingSettings)["device"])
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def _share(text: str) -> float:
@@ -96,12 +93,15 @@ def execute(arguments: argparse.Namespace) -> int:
 
     def intact() -> Iterator[Any]:
         nonlocal broken
-        for prediction in _shown(predict_files(model, files, arguments.top, unknown)):
-            if prediction.error is None:
-                yield prediction
-            else:
-                broken += 1
-                print(f"efcil: {printable(prediction.error)} Skipped.", file=sys.stderr)
+        # Not if the results go to the same terminal.
+        with counter(sys.stderr.isatty() and not sys.stdout.isatty()) as count:
+            for prediction in predict_files(model, files, arguments.top, unknown):
+                if prediction.error is None:
+                    yield prediction
+                else:
+                    broken += 1
+                    print(f"efcil: {printable(prediction.error)} Skipped.", file=sys.stderr)
+                count(1)
 
     {"text": _text, "json": _json, "csv": _typical_csv if unknown else _csv}[arguments.format](intact())
     if ignored:
@@ -112,20 +112,19 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(predictions: Iterable[Any]) -> Iterator[Any]:
-    """Show the number of predicted images on a terminal, unless the results go to the same terminal."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
-        yield from predictions
+@contextmanager
+def counter(shown: bool) -> Iterator[Callable[[int], None]]:
+    """Return a function that counts images; while the context lasts, a terminal shows how many, if `shown`."""
+    if not shown:
+        yield lambda count: None
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} images"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("predict", total=None)
-        for prediction in predictions:
-            yield prediction
-            bar.advance(task)
+        task = bar.add_task("images", total=None)
+        yield lambda count: bar.advance(task, count)
 
 
 def _text(predictions: Iterable[Any]) -> None:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from efcil.commands.parser import add_debug
+from efcil.commands.parser import Parser
 from efcil.errors import printable
 
+HELP = "give a class another name"
+DESCRIPTION = (
+    "Give a class of a model another name. Only the name changes. More images of the class are then learned from a "
+    "folder of the new name."
+)
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "rename",
-        help="give a class another name",
-        description="Give a class of a model another name. Only the name changes. More images of the class are then "
-        "learned from a folder of the new name.",
-    )
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("old", metavar="OLD", help="name of the class")
     parser.add_argument("new", metavar="NEW", help="its new name")
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

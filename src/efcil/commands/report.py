@@ -7,31 +7,27 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from efcil.commands.parser import STANDARD_OUTPUT, add_debug
+from efcil.commands.parser import STANDARD_OUTPUT, Parser
 from efcil.errors import RunFolderError, SettingsError, printable, some, unknown
 
 if TYPE_CHECKING:
     from efcil.report import Table
 
-DESCRIPTION = """\
-Mean and standard deviation over seeds of every run below the given folders, with the value of the EFC paper if there is
-one. Accuracies are in percent. Without options, the table is printed and a page with charts is written to report.html
-in the first of the folders: one file that needs no network. docs/report.md shows it.
-"""
+HELP = "runs as a page with charts, a table (text, Markdown, LaTeX, CSV), or figures (SVG, PDF, PNG)"
+DESCRIPTION = (
+    "Mean and standard deviation over seeds of every run below the given folders, with the value of the EFC paper if "
+    "there is one. Accuracies are in percent. Without options, the table is printed and a page with charts is written "
+    "to report.html in the first of the folders: one file that needs no network. docs/report.md shows it."
+)
 #: What --output is written as when --format does not say.
 _BY_SUFFIX = {".html": "html", ".htm": "html", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 PAGE = "report.html"
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "report",
-        help="runs as a page with charts, a table (text, Markdown, LaTeX, CSV), or figures (SVG, PDF, PNG)",
-        description=DESCRIPTION,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("runs", nargs="*", type=Path, default=[Path("runs")], help="folders of runs (default: runs)")
     parser.add_argument(
         "--format",
@@ -46,8 +42,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the table or page to a file; - prints it")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="write every chart to a file of its own")
     parser.add_argument("--metric", nargs="+", action="extend", metavar="NAME", help="columns to show, by name")
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

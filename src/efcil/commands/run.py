@@ -36,6 +36,7 @@ from efcil.settings.recipe import STAGES
 DEFAULT_METHODS = ["efc", "finetune"]
 _SCENARIO = frozenset({"scenario", "tasks"})
 
+HELP = "train methods on a stream of tasks"
 DESCRIPTION = """\
 Train methods on a stream of tasks and print their accuracy. Options that take several values make a grid: every
 combination is one run. Without any option, EFC and fine-tuning learn the bundled digits in five tasks.
@@ -44,14 +45,8 @@ Finished runs are skipped and unfinished ones resumed, so the same command can b
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command, its flags made from the fields of Settings."""
-    parser = subparsers.add_parser(
-        "run",
-        help="train methods on a stream of tasks",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the flags, which are made from the fields of Settings."""
     known = options(Settings)
     groups = {name: parser.add_argument_group(name) for name in dict.fromkeys(o.group for o in known.values())}
     for option in known.values():
@@ -77,8 +72,7 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint_steps(work)
     add_log(work)
     work.add_argument("--quiet", action="store_true", help="print only the final table")
-    add_debug(work)
-    parser.set_defaults(execute=execute, names_all_mistakes=True)
+    parser.set_defaults(names_all_mistakes=True)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -138,8 +132,9 @@ def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequenc
 def planned(words: list[str]) -> list[Settings]:
     """Return the runs that the words after `efcil run` ask for."""
     parser = Parser(prog="efcil run")
-    add_parser(parser.add_subparsers(parser_class=Parser))
-    return plan(parser.parse_args(["run", *words]))
+    add_arguments(parser)
+    add_debug(parser)
+    return plan(parser.parse_args(words))
 
 
 def plan(arguments: argparse.Namespace) -> list[Settings]:

@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import add_checkpoint_steps, add_debug, add_option, positive
+from efcil.commands.parser import Parser, add_checkpoint_steps, add_option, positive
 from efcil.errors import SettingsError
 from efcil.settings import TrainingSettings, options
 
+HELP = "serve a page to ask and teach a model"
 DESCRIPTION = """\
 Serve a page and a JSON interface to ask a model about images, to see what it knows and stores, and to teach it new
 classes. MODEL is a folder; it may be new, and is then created by what it is taught first.
@@ -19,14 +20,8 @@ The server listens to this machine alone. With --host it can be reached from oth
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="serve a page to ask and teach a model",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8000, metavar="N", help="port to listen at (default: 8000)")
@@ -70,8 +65,6 @@ def add_parser(subparsers: Any) -> None:
         metavar="SECONDS",
         help="until a request must have arrived and been answered (default: 30)",
     )
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -7,9 +7,9 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from efcil.commands.parser import add_debug
+from efcil.commands.parser import Parser
 from efcil.errors import RunFolderError, SettingsError, some
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from efcil.watching import Seen, Watcher
 
+HELP = "show runs in the terminal while they train"
 DESCRIPTION = """\
 Show the runs below a folder while they train: how far each is, its loss, A_step so far, and the time left. The files of
 the runs are read and nothing is written, so this works for runs of other terminals and, in a shared folder, of other
@@ -26,14 +27,8 @@ computers. It ends when no run is running or waiting.
 EVERY_SECONDS, PRINT_SECONDS, FILE_WIDTH = 1.0, 30.0, 160
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "watch",
-        help="show runs in the terminal while they train",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments and flags."""
     parser.add_argument("runs", nargs="*", type=Path, default=[Path("runs")], help="folders of runs (default: runs)")
     parser.add_argument("--once", action="store_true", help="print the table once, as text")
     parser.add_argument("--keep", action="store_true", help="do not end when all runs have ended; Ctrl-C ends it")
@@ -44,8 +39,6 @@ def add_parser(subparsers: Any) -> None:
         metavar="SECONDS",
         help="seconds between two looks (default: 1)",
     )
-    add_debug(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -109,15 +109,13 @@ def draw_prototype_labels(
     batch_size: int,
     steps: int,
     generator: torch.Generator,
-    device: torch.device | str | None = None,
 ) -> Tensor:
     """Labels of the prototypes of many steps (steps, B): in each row all classes equally often, up to one, shuffled.
 
     The first n entries of a row are therefore a random draw from a balanced batch.
     """
     labels = _repeated_orders(old_classes, batch_size, steps, generator)
-    shuffled = labels.gather(1, _random_orders(steps, batch_size, generator))
-    return shuffled.to(device or generator.device)
+    return labels.gather(1, _random_orders(steps, batch_size, generator))
 
 
 def coloured_noise(factors: Tensor, labels: Tensor, noise: Tensor, largest_count: int | None = None) -> Tensor:
@@ -182,7 +180,6 @@ def draw_composition(
     batch_size: int,
     steps: int,
     generator: torch.Generator,
-    device: torch.device | str | None = None,
 ) -> Composition:
     """Draw for many steps how many places of the rehearsal batch go to new classes and how many to old ones.
 
@@ -197,7 +194,7 @@ def draw_composition(
     is_new = orders >= old_classes
     new_count = is_new[:, :once].sum(dim=1) + is_new[:, :again].sum(dim=1)
     old_count = total_count(old_classes, new_classes, batch_size) - new_count
-    return Composition(new_count.to(device or generator.device), old_count.to(device or generator.device))
+    return Composition(new_count, old_count)
 
 
 def _drawn_again(seen: int, batch_size: int) -> int:

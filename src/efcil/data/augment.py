@@ -131,11 +131,11 @@ class ResizedCrop(Augmentation):
     """
 
     attempts = 10
+    flip = True
 
-    def __init__(self, padding: int = 0, area: tuple[float, float] = (0.08, 1.0), flip: bool = True) -> None:
+    def __init__(self, padding: int = 0, area: tuple[float, float] = (0.08, 1.0)) -> None:
         self.padding = padding
         self.area = area
-        self.flip = flip
         self.cuts_whole = padding == 0
         pad = f"zero-pad {padding}, " if padding else ""
         self.description = f"{pad}random resized crop ({area[0]:g} to {area[1]:g} of the area), flip"
@@ -164,10 +164,8 @@ class ResizedCrop(Augmentation):
         # floor(u * (n + 1)) is a uniform integer in 0..n for u in [0, 1)
         top = torch.where(found, torch.floor(place[:, 0] * (tall - height + 1)), torch.floor((tall - height) / 2))
         left = torch.where(found, torch.floor(place[:, 1] * (wide - width + 1)), torch.floor((wide - width) / 2))
-        draws = {"box": torch.stack([top, left, height, width], dim=1).float()}
-        if self.flip:
-            draws["flip"] = torch.rand(count, generator=generator, device=device) < 0.5
-        return draws
+        box = torch.stack([top, left, height, width], dim=1).float()
+        return {"box": box, "flip": torch.rand(count, generator=generator, device=device) < 0.5}
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """Resize every box to the full size with two batched matrix products."""
@@ -175,8 +173,7 @@ class ResizedCrop(Augmentation):
         box = draws["box"]
         horizontal = triangle_filter(box[:, 1], box[:, 3], size, size, self.padding)
         vertical = triangle_filter(box[:, 0], box[:, 2], size, size, self.padding)
-        if self.flip:
-            horizontal = torch.where(draws["flip"][:, None, None], horizontal.flip(1), horizontal)
+        horizontal = torch.where(draws["flip"][:, None, None], horizontal.flip(1), horizontal)
         pixels = images.float().flatten(1, 2) @ horizontal.transpose(1, 2)
         pixels = pixels.add_(0.5).floor_().view(len(images), 3, size, size)
         return (vertical[:, None] @ pixels).add_(0.5).floor_().clamp_(0, 255)
@@ -189,7 +186,7 @@ class ResizedCrop(Augmentation):
             from efcil.data.augment_kernel import resized_crop
 
             constants = normalisation.constants(images.device)
-            return resized_crop(images, order, draws["box"], draws.get("flip"), self.padding, *constants, dtype)
+            return resized_crop(images, order, draws["box"], draws["flip"], self.padding, *constants, dtype)
         return super().render(images, order, draws, normalisation, dtype)
 
 

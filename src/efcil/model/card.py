@@ -23,7 +23,7 @@ from efcil.data.augment import AUGMENTATIONS, Normalisation
 from efcil.engine import hardware
 from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
-from efcil.model.measured import HELD_OUT, Measured, read_measured
+from efcil.model.measured import HELD_OUT, Measured, group, read_measured, whole
 from efcil.network import backbones
 from efcil.network.weights import UNSTATED
 from efcil.resolution import Resolved
@@ -267,17 +267,17 @@ def read_card(facts: Any) -> Card:
 
 def _read_known(facts: Mapping[str, Any]) -> Card:
     named = {"dataset": "preset"}  # as format 1 has it
-    wanted = build(TrainingSettings, {named.get(name, name): v for name, v in _mapping(facts["settings"]).items()})
-    resolved = _mapping(facts["resolved"])
+    wanted = build(TrainingSettings, {named.get(name, name): v for name, v in group(facts["settings"]).items()})
+    resolved = group(facts["resolved"])
     cls = methods.get(wanted.method)
-    own = completed(cls, _mapping(resolved["method"]))
+    own = completed(cls, group(resolved["method"]))
     implied = recipe_as_implied(wanted.method, wanted.preset, own)
     _check_network(resolved["network"])
     if resolved["network"].startswith("hub:") and facts.get("pretrained") is None:
         raise ValueError("a network of the Hub has pre-trained weights, and it describes none")
     if resolved["augmentation"] not in AUGMENTATIONS:
         raise unknown("augmentation", str(resolved["augmentation"]), AUGMENTATIONS, ModelError)
-    normalisation = _mapping(facts["normalisation"])
+    normalisation = group(facts["normalisation"])
     if wanted.input_size is not None:
         whole(wanted.input_size, 1, LARGEST_IMAGE)
     return Card(
@@ -285,14 +285,14 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
         resolved=Resolved(
             network=resolved["network"],
             augmentation=resolved["augmentation"],
-            first_task=build(Recipe, _mapping(resolved["first_task"])),
-            later=build(Recipe, {**implied, **_mapping(resolved["later"])}),
+            first_task=build(Recipe, group(resolved["first_task"])),
+            later=build(Recipe, {**implied, **group(resolved["later"])}),
             method=method_settings(cls, own),
         ),
         image_size=whole(facts["image_size"], 1, LARGEST_IMAGE),
         normalisation=Normalisation(_triple(normalisation["mean"]), _triple(normalisation["std"])),
-        classes=tuple(_read_class(_mapping(value)) for value in _list(facts["classes"])),
-        visits=_with_version([_read_visit(_mapping(value)) for value in _list(facts["visits"])], facts),
+        classes=tuple(_read_class(group(value)) for value in _list(facts["classes"])),
+        visits=_with_version([_read_visit(group(value)) for value in _list(facts["visits"])], facts),
         continues=_digest(facts.get("continues")),
         experiment=_read_experiment(facts.get("experiment")),
         pretrained=_read_pretrained(facts.get("pretrained")),
@@ -309,7 +309,7 @@ def _check_network(name: Any) -> None:
 def _read_pretrained(value: Any) -> Pretrained | None:
     if value is None:
         return None
-    texts = {field.name: _mapping(value)[field.name] for field in dataclasses.fields(Pretrained)}
+    texts = {field.name: group(value)[field.name] for field in dataclasses.fields(Pretrained)}
     for name, text in texts.items():
         if not isinstance(text, str) or not text or len(text) > _LONGEST_FACT or not text.isprintable():
             raise ValueError(f"the {name} of its pre-trained weights is not a short text")
@@ -339,7 +339,7 @@ def _read_visit(value: Mapping[str, Any]) -> Visit:
         classes=whole(value["classes"], 1, MOST_CLASSES),
         images=whole(value["images"], 1, 1 << 62),
         date=_date(value["date"]),
-        made_with=tuple(_read_made_with(_mapping(each)) for each in _list(value.get("made_with", []))),
+        made_with=tuple(_read_made_with(group(each)) for each in _list(value.get("made_with", []))),
         measured=read_measured(value.get("measured")),
     )
 
@@ -362,7 +362,7 @@ def _read_made_with(value: Mapping[str, Any]) -> dict[str, Any]:
 def _read_experiment(value: Any) -> Mapping[str, Any] | None:
     if value is None:
         return None
-    if set(_mapping(value)) != set(EXPERIMENT):
+    if set(group(value)) != set(EXPERIMENT):
         raise ValueError("its facts of an experiment have unknown or missing names")
     sizes = [whole(size, 1, MOST_CLASSES) for size in _list(value["task_sizes"])]
     order = [whole(original, 0, MOST_CLASSES) for original in _list(value["class_order"])]
@@ -377,12 +377,12 @@ def _read_experiment(value: Any) -> Mapping[str, Any] | None:
     if len(_list(value["made_with"])) != len(sizes):
         raise ValueError("it does not say how its tasks were computed")
     for way in (way for ways in value["made_with"] for way in _list(ways)):
-        _read_made_with(_mapping(way))
+        _read_made_with(group(way))
     for name in ("identity", "seconds"):
-        _mapping(value[name])
+        group(value[name])
     if not all(isinstance(commit, str) for commit in _list(value["commits"])):
         raise ValueError("its commits are no names")
-    return _mapping(value)
+    return group(value)
 
 
 def _digest(value: Any) -> str | None:
@@ -412,22 +412,9 @@ def check_consistency(card: Card) -> None:
         raise ModelError("its normalisation divides by zero or less")
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError("a group of values is expected")
-    return value
-
-
 def _list(value: Any) -> Sequence[Any]:
     if not isinstance(value, list) or len(value) > MOST_CLASSES:
         raise TypeError("a list is expected")
-    return value
-
-
-def whole(value: Any, least: int, most: int) -> int:
-    """Return a value that must be a whole number in a range; anything else raises a ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"a whole number from {least} to {most} is expected, not {value!r}")
     return value
 
 

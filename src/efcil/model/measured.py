@@ -57,17 +57,17 @@ def read_measured(value: Any) -> Measured | None:
     """Return what `dataclasses.asdict` made of a measurement; raises a ValueError where a value is impossible."""
     if value is None:
         return None
-    facts = _group(value)
+    facts = group(value)
     if facts["way"] not in WAYS:
         raise ValueError(f"images are measured in one of the ways {', '.join(WAYS)}, not {facts['way']!r}")
-    images = _count(facts["images"], 1, _MOST)
+    images = whole(facts["images"], 1, _MOST)
     if not isinstance(facts["classifier"], str) or len(facts["classifier"]) > 80:
         raise ValueError("a measurement does not name its classifier")
     return Measured(
         way=facts["way"],
-        right=_count(facts["right"], 0, images),
+        right=whole(facts["right"], 0, images),
         images=images,
-        among=_count(facts["among"], 1, _MOST),
+        among=whole(facts["among"], 1, _MOST),
         classifier=facts["classifier"],
         likelihood=_read_likelihood(facts.get("likelihood")),
         closeness=_read_spread(facts.get("closeness")),
@@ -77,31 +77,33 @@ def read_measured(value: Any) -> Measured | None:
 def _read_likelihood(value: Any) -> Likelihood | None:
     if value is None:
         return None
-    facts = _group(value)
+    facts = group(value)
     curve = facts["curve"]
     if not isinstance(curve, list) or len(curve) != len(GRID):
         raise ValueError(f"a likelihood is known at {len(GRID)} temperatures")
-    return Likelihood(images=_count(facts["images"], 1, _MOST), curve=tuple(_number(each, 0.0, 1e30) for each in curve))
+    return Likelihood(images=whole(facts["images"], 1, _MOST), curve=tuple(_number(each, 0.0, 1e30) for each in curve))
 
 
 def _read_spread(value: Any) -> Spread | None:
     if value is None:
         return None
-    facts = _group(value)
+    facts = group(value)
     return Spread(
-        images=_count(facts["images"], 1, _MOST),
+        images=whole(facts["images"], 1, _MOST),
         mean=_number(facts["mean"], -1.001, 1.001),
         variance=_number(facts["variance"], 0.0, 4.0),
     )
 
 
-def _group(value: Any) -> Mapping[str, Any]:
+def group(value: Any) -> Mapping[str, Any]:
+    """Return a value that must be a group of values; anything else raises a TypeError."""
     if not isinstance(value, Mapping):
         raise TypeError("a group of values is expected")
     return value
 
 
-def _count(value: Any, least: int, most: int) -> int:
+def whole(value: Any, least: int, most: int) -> int:
+    """Return a value that must be a whole number in a range; anything else raises a ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"a whole number from {least} to {most} is expected, not {value!r}")
     return value

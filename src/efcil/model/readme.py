@@ -96,7 +96,7 @@ def readme(card: Card, licence: str | None = None, name: str | None = None) -> s
     """Return the README.md of a model, with the licence that its owner gives it and its name on the Hub."""
     check_licence(licence)
     parts = (
-        _front_matter(card, licence),
+        _front_matter(licence),
         _introduction(card),
         _use(name or FOLDER),
         _classes(card),
@@ -108,7 +108,7 @@ def readme(card: Card, licence: str | None = None, name: str | None = None) -> s
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
-def _front_matter(card: Card, licence: str | None) -> Iterator[str]:
+def _front_matter(licence: str | None) -> Iterator[str]:
     """Yield the YAML that the Hub reads. Nothing in it comes from a name that somebody chose."""
     yield from ("---", "library_name: efcil", "pipeline_tag: image-classification")
     if licence is None:

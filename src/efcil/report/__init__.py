@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from efcil.report.figure import Figure, HeatMap, Reference, Series
 from efcil.report.files import FIGURE_FORMATS, write_figure
-from efcil.report.matrix import matrices_text, matrix_text
+from efcil.report.matrix import matrix_text
 from efcil.report.paper import PaperValue, paper_value
 from efcil.report.render import FORMATS, render
 from efcil.report.table import METRICS, Problem, Row, Statistic, Table, table
@@ -30,7 +30,6 @@ __all__ = [
     "Series",
     "Statistic",
     "Table",
-    "matrices_text",
     "matrix_text",
     "paper_value",
     "render",

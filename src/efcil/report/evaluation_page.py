@@ -101,10 +101,10 @@ def _copies(count: int) -> str:
     return f"<strong>This page holds {copies}:</strong> share it only as you would share these."
 
 
-def thumbnail(file: str, side: int = THUMBNAIL) -> str | None:
+def thumbnail(file: str) -> str | None:
     """Return a file's centred square as a small JPEG in a data URI, without metadata; None if it cannot be read."""
     try:
-        pixels = decode_image(Encoded(Path(file), file), Fit(side, resize=True, orient=True))
+        pixels = decode_image(Encoded(Path(file), file), Fit(THUMBNAIL, resize=True, orient=True))
     except DataError:
         return None
     content = io.BytesIO()

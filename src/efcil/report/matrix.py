@@ -11,7 +11,7 @@ import numpy as np
 from efcil.evaluation.metrics import step_accuracy
 
 
-def matrix_text(matrix: Any, task_sizes: Sequence[int], title: str = "") -> str:
+def matrix_text(matrix: Any, task_sizes: Sequence[int]) -> str:
     """Write an accuracy matrix (K x K, percent, NaN where not measured) with A_step at the end of every row.
 
     While a run is training, the rows of later tasks are all NaN; they are left out.
@@ -19,24 +19,13 @@ def matrix_text(matrix: Any, task_sizes: Sequence[int], title: str = "") -> str:
     values = np.asarray(matrix, dtype=float)
     steps = step_accuracy(values, task_sizes)
     heading = "after task" + "".join(f"{f'{i + 1}':>7}" for i in range(len(task_sizes))) + " |  A_step"
-    lines = [title] if title else []
-    lines += [heading, "classes   " + "".join(f"{size:>7}" for size in task_sizes) + " |", "-" * len(heading)]
+    lines = [heading, "classes   " + "".join(f"{size:>7}" for size in task_sizes) + " |", "-" * len(heading)]
     for k, row in enumerate(values):
         if np.isnan(row).all():
             continue
         cells = "".join(f"{_cell(value):>7}" for value in row)
         lines.append(f"{k + 1:>10}{cells} | {_cell(steps[k], 2):>7}")
     return "\n".join(lines)
-
-
-def matrices_text(agnostic: Any, aware: Any, task_sizes: Sequence[int]) -> str:
-    """Write both matrices below each other: among all seen classes, and among those of the true task."""
-    return "\n\n".join(
-        [
-            matrix_text(agnostic, task_sizes, "Task-agnostic accuracy (%)"),
-            matrix_text(aware, task_sizes, "Task-aware accuracy (%)"),
-        ]
-    )
 
 
 def _cell(value: float, decimals: int = 1) -> str:

@@ -37,9 +37,9 @@ WRONG_SECONDS = 1.0
 _COOKIE_SECONDS = 30 * 86_400
 
 
-def create_app(options: ServeOptions, service: Service | None = None) -> Starlette:
+def create_app(options: ServeOptions) -> Starlette:
     """Return the application of a server; it loads the model at once, and raises where it cannot."""
-    service = Service(options) if service is None else service
+    service = Service(options)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -135,8 +135,8 @@ class Guard:
             "name it is reached by.",
         )
 
-    def _check_rate(self, client: str, cost: float = 1.0) -> None:
-        wait = self._rates.wait(client, cost)
+    def _check_rate(self, client: str) -> None:
+        wait = self._rates.wait(client)
         if wait > 0:
             after = {"Retry-After": str(max(1, round(wait)))}
             raise Refused(429, f"More than {self._options.limits.rate:g} requests a second. Ask more slowly.", after)

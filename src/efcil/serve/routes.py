@@ -159,10 +159,10 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def document(operations: tuple[Operation, ...] = OPERATIONS) -> dict[str, Any]:
+def document() -> dict[str, Any]:
     """Return the OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
-    for each in operations:
+    for each in OPERATIONS:
         paths.setdefault(each.path, {})[each.method.lower()] = each.to_openapi()
     return {
         "openapi": "3.1.0",

@@ -32,19 +32,19 @@ def photographs(name: str, train: Files, test: Files, class_names: Sequence[str]
     return Dataset(name, sets[0], sets[1], tuple(class_names), shapes.size, IMAGENET_MEAN, IMAGENET_STD)
 
 
-def read_table(file: Path, expected: str, columns: int = 2) -> list[list[str]]:
-    """Return the words of every line of a list; each line must have so many."""
+def read_table(file: Path, expected: str) -> list[list[str]]:
+    """Return the two parts of every line of a list: the last word, and what is before it."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error}). {expected}") from error
     found = []
     for number, line in enumerate(lines, start=1):
-        words = line.rsplit(maxsplit=columns - 1) if columns > 1 else [line]
         if not line.strip():
             continue
-        if len(words) != columns:
-            raise DataError(f"Line {number} of {file} does not have {columns} parts: {line[:60]!r}. Restore the file.")
+        words = line.rsplit(maxsplit=1)
+        if len(words) != 2:
+            raise DataError(f"Line {number} of {file} does not have 2 parts: {line[:60]!r}. Restore the file.")
         found.append(words)
     return found
 

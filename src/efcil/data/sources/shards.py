@@ -103,7 +103,7 @@ def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Row
     start = 0
     for table in _tables(opened, shard, image_column, label_column, range(opened.metadata.num_row_groups)):
         contents = _image_bytes(table.column(image_column))
-        labels = _labels(table.column(label_column), shard, label_column, start)
+        labels = _labels(table.column(label_column), shard, start)
         images = []
         for offset, content in enumerate(contents):
             where = f"The image in row {start + offset} of {shard}"
@@ -129,7 +129,7 @@ def read_labels(shard: Path, image_column: str, label_column: str) -> np.ndarray
         table = opened.read(columns=[label_column])
     except (pyarrow.ArrowException, OSError) as error:
         raise _broken(shard, error) from error
-    labels = _labels(table.column(label_column), shard, label_column, 0)
+    labels = _labels(table.column(label_column), shard, 0)
     if len(labels) != opened.metadata.num_rows:
         raise DataError(f"{shard} holds {len(labels)} labels, but names {opened.metadata.num_rows}. Download it again.")
     return labels
@@ -341,7 +341,7 @@ def _image_bytes(column: Any) -> Iterator[bytes | None]:
         yield from (None if place is None else contents[place] for place in encoded.indices.to_pylist())
 
 
-def _labels(column: Any, shard: Path, name: str, start: int) -> np.ndarray:
+def _labels(column: Any, shard: Path, start: int) -> np.ndarray:
     if column.null_count:
         row = start + column.to_pylist().index(None)
         raise DataError(f"The label in row {row} of {shard} is missing. Download the file again.")

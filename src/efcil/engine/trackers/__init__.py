@@ -73,13 +73,13 @@ class Tracker(Protocol):
         ...
 
 
-def checked(names: Sequence[str], flag: str = "--log") -> tuple[str, ...]:
+def checked(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of trackers, each once; an unknown one, or one whose package is missing, raises."""
     for name in names:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
         if importlib.util.find_spec(TRACKERS[name]) is None:
-            raise SettingsError(f"{flag} {name} needs a package that is not installed: pip install 'efcil[{name}]'.")
+            raise SettingsError(f"--log {name} needs a package that is not installed: pip install 'efcil[{name}]'.")
     return tuple(dict.fromkeys(names))
 
 
