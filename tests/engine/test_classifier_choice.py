@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from efcil.core import classifiers
 from efcil.errors import SettingsError
 from efcil.experiment import run_grid
 from efcil.methods import available
@@ -39,7 +40,7 @@ def test_a_run_is_evaluated_as_asked_and_trained_the_same(tmp_path: Path) -> Non
     assert results["mahalanobis"]["A_step"] != results["own"]["A_step"]
     assert "classifiers" not in results["own"]
     beside = results["all"]["classifiers"]
-    assert set(beside) == {"heads", "rebalanced", "nearest-mean", "mahalanobis", "bayes", "lda", "ridge", "svm"}
+    assert set(beside) == {"heads", *classifiers.CLASSIFIERS}
     for name in ("heads", "mahalanobis"):
         assert beside[name]["A_step"] == pytest.approx(results[name]["A_step"])
         assert beside[name]["A_inc"] == pytest.approx(results[name]["A_inc"])
