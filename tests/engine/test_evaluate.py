@@ -65,6 +65,31 @@ def test_accuracies_are_those_of_the_metrics(task: int, chunk: int, monkeypatch:
     assert max(oracle.lengths) <= chunk
 
 
+@pytest.mark.parametrize("size", [1.0, 20.0])
+def test_two_views_are_the_mean_of_the_probabilities(size: float) -> None:
+    """By hand; also with scores so far apart that the best probabilities of two views are equal in single precision."""
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), 25))
+    scenario = make_scenario("custom", 4, order=range(4), tasks=2)
+    images, _ = make(labels)
+    oracle = Oracle(4)
+    plain = oracle.scores
+    # Unequal factors: else the two views, which have the same four numbers, would give equal probabilities.
+    factors = size * torch.tensor([1.0, 0.7, 0.9, 0.8])
+    oracle.scores = lambda x: factors * plain(x)  # type: ignore[method-assign]
+    pixels = images.images.double().numpy()[:, 0] / 255  # in the order of the classes
+    mean = np.zeros((100, 4))
+    for view in (pixels, pixels[:, :, ::-1]):
+        scores = factors.double().numpy() * view.reshape(100, -1)[:, :4]
+        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+        mean += odds / odds.sum(axis=1, keepdims=True) / 2
+    found = evaluate(oracle, images, scenario, 1, views=2)
+    truth = np.sort(labels)
+    expected = np.zeros((4, 4), dtype=np.int64)
+    np.add.at(expected, (truth, mean.argmax(axis=1)), 1)
+    np.testing.assert_array_equal(found.confusion, expected)
+    assert not np.array_equal(found.confusion, evaluate(oracle, images, scenario, 1).confusion)
+
+
 def test_a_task_without_test_images_has_no_accuracy() -> None:
     scenario = make_scenario("custom", 4, order=range(4), tasks=2)
     images, _ = make(np.array([2, 3, 3]))

@@ -38,7 +38,7 @@ class Recipe:
     mixing: int = option(
         0,
         "Mixtures of every image with others of its batch, in about equal shares, as classes of their own: one for "
-        "every pair of classes, at most 190 in all; in later tasks for the methods around fine-tuning and EFC. 0: none.",
+        "every pair of classes, 190 at most; in later tasks for the methods around fine-tuning and EFC. 0: none.",
         minimum=0,
         maximum=8,
     )
