@@ -218,6 +218,45 @@ def test_rebalancing_undoes_a_preference_for_the_newest_classes() -> None:
         classifiers.rebalanced(ClassStatistics(means, kept.covariances))
 
 
+def with_heads() -> ClassStatistics:
+    kept = statistics()
+    return ClassStatistics(kept.means.float(), kept.covariances.float(), heads=kept.means.float())  # type: ignore[union-attr]
+
+
+def test_both_adds_log_probabilities_that_are_equally_sure() -> None:
+    """The temperature against a search over a fine grid, on the same features."""
+    kept, features = with_heads(), points().float()
+    heads, distances = classifiers.rebalanced(kept), classifiers.mahalanobis(kept)
+    factors = torch.linalg.cholesky(kept.covariances.double() + 1e-5 * torch.eye(SIZE)).float()  # type: ignore[union-attr]
+    noise = torch.randn(20 * CLASSES, SIZE, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(CLASSES).repeat_interleave(20)
+    drawn = kept.means[labels] + torch.stack([factors[c] @ e for c, e in zip(labels, noise, strict=True)])
+
+    def unsure(scores: Tensor) -> float:
+        return float(torch.distributions.Categorical(logits=scores.double()).entropy().mean())
+
+    wanted, grid = unsure(heads(drawn)), torch.logspace(-4, 4, 4001).tolist()
+    temperature = min(grid, key=lambda each: abs(unsure(distances(drawn) / each) - wanted))
+    expected = heads(features).softmax(dim=1).log() + (distances(features) / temperature).softmax(dim=1).log()
+    torch.testing.assert_close(classifiers.both(kept)(features), expected, rtol=5e-3, atol=5e-3)
+    assert temperature != pytest.approx(1.0, rel=0.2)
+
+
+def test_both_of_one_class_and_of_classes_that_are_all_alike() -> None:
+    kept = with_heads()
+    assert kept.covariances is not None
+    one = ClassStatistics(kept.means[:1], kept.covariances[:1], heads=kept.means[:1])
+    assert torch.equal(classifiers.both(one)(points().float()), torch.zeros(30, 1))
+    assert classifiers.as_sure(torch.zeros(3, 4), 0.5) == 1.0
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_a_temperature_makes_scores_as_sure_as_wanted(scale: float) -> None:
+    scores = scale * torch.randn(50, 6, generator=torch.Generator().manual_seed(2))
+    for wanted in (0.1, 1.0, 1.7):
+        assert classifiers.entropy(scores / classifiers.as_sure(scores, wanted)) == pytest.approx(wanted, rel=1e-4)
+
+
 def test_what_is_possible_follows_from_what_is_kept() -> None:
     assert classifiers.possible(("heads",)) == ("own", "heads")
     assert classifiers.possible(("means",)) == ("own", "nearest-mean")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from efcil.core import classifiers
 from efcil.errors import SettingsError
 from efcil.experiment import run_grid
 from efcil.methods import available
@@ -39,7 +40,7 @@ def test_a_run_is_evaluated_as_asked_and_trained_the_same(tmp_path: Path) -> Non
     assert results["mahalanobis"]["A_step"] != results["own"]["A_step"]
     assert "classifiers" not in results["own"]
     beside = results["all"]["classifiers"]
-    assert set(beside) == {"heads", "rebalanced", "nearest-mean", "mahalanobis", "bayes", "lda", "ridge", "svm"}
+    assert set(beside) == {"heads", *classifiers.CLASSIFIERS}
     for name in ("heads", "mahalanobis"):
         assert beside[name]["A_step"] == pytest.approx(results[name]["A_step"])
         assert beside[name]["A_inc"] == pytest.approx(results[name]["A_inc"])
@@ -55,6 +56,23 @@ def test_the_label_and_the_identity_say_which_classifier_it_was() -> None:
     assert identity(Settings(classifier="bayes")) != identity(Settings())
     # Not the plain run: a plain one that has finished lacks the numbers that are asked for.
     assert label(Settings(method="efc", classifier="all")) == "efc+classifier=all"
+
+
+def test_views_at_test_change_results_and_names_but_not_training(tmp_path: Path) -> None:
+    runs = [Settings(**SHORT, test_views=views, classifier="all") for views in (1, 2)]
+    assert [label(run) for run in runs] == ["efc+classifier=all+epochs=2", "efc+classifier=all+test_views=2+epochs=2"]
+    assert "test_views" not in identity(runs[0])
+    assert identity(runs[1])["test_views"] == 2
+    run_grid([validate(run) for run in runs], tmp_path, quiet=True)
+    folders = [locate(tmp_path, run) for run in runs]
+    assert len({states(folder) for folder in folders}) == 1
+    one, two = (folder.read_summary() for folder in folders)
+    assert "test_views" not in one
+    assert two["test_views"] == 2
+    assert one["A_step"] != two["A_step"]
+    assert one["classifiers"]["bayes"] != two["classifiers"]["bayes"]
+    with pytest.raises(SettingsError, match="test_views"):
+        Settings(test_views=3)
 
 
 def test_classifiers_beside_the_method_are_as_incomplete_as_its_own(tmp_path: Path) -> None:

@@ -44,6 +44,11 @@ def make(labels: np.ndarray) -> tuple[TestImages, np.ndarray]:
     return images, pixels[..., 0].reshape(len(labels), -1)
 
 
+def pairs(table: np.ndarray) -> list[list[int]]:
+    """What occurs, as the rows (class, answer, how often)."""
+    return [[int(i), int(j), int(table[i, j])] for i, j in np.argwhere(table)]
+
+
 @pytest.mark.parametrize("chunk", [7, 2048])
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_accuracies_are_those_of_the_metrics(task: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +71,7 @@ def test_accuracies_are_those_of_the_metrics(task: int, chunk: int, monkeypatch:
         assert aware[number] == pytest.approx(100 * (start + rows[:, start:end].argmax(axis=1) == right).mean())
     expected = np.zeros((seen, seen), dtype=np.int64)
     np.add.at(expected, (truth, values.argmax(axis=1)), 1)
-    assert answers.confusion == [[int(i), int(j), int(expected[i, j])] for i, j in np.argwhere(expected)]
+    assert answers.confusion == pairs(expected)
     assert answers.images == [9] * seen
     assert sum(oracle.lengths) == chosen.sum(), "images of classes to come are not looked at"
     assert max(oracle.lengths) <= chunk
@@ -80,6 +85,31 @@ def test_very_many_classes_need_no_table_of_all_pairs() -> None:
     answers = evaluate(Constant(classes), images, scenario, 1)
     assert answers.confusion == [[1, 7, 1], [7, 7, 1], [classes - 1, 7, 1]]
     assert answers.agnostic == [50.0, 0.0]
+
+
+@pytest.mark.parametrize("size", [1.0, 20.0])
+def test_two_views_are_the_mean_of_the_probabilities(size: float) -> None:
+    """By hand; also with scores so far apart that the best probabilities of two views are equal in single precision."""
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), 25))
+    scenario = make_scenario("custom", 4, order=range(4), tasks=2)
+    images, _ = make(labels)
+    oracle = Oracle(4)
+    plain = oracle.scores
+    # Unequal factors: else the two views, which have the same four numbers, would give equal probabilities.
+    factors = size * torch.tensor([1.0, 0.7, 0.9, 0.8])
+    oracle.scores = lambda x: factors * plain(x)  # type: ignore[method-assign]
+    pixels = images.images.double().numpy()[:, 0] / 255  # in the order of the classes
+    mean = np.zeros((100, 4))
+    for view in (pixels, pixels[:, :, ::-1]):
+        scores = factors.double().numpy() * view.reshape(100, -1)[:, :4]
+        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+        mean += odds / odds.sum(axis=1, keepdims=True) / 2
+    found = evaluate(oracle, images, scenario, 1, views=2)
+    truth = np.sort(labels)
+    expected = np.zeros((4, 4), dtype=np.int64)
+    np.add.at(expected, (truth, mean.argmax(axis=1)), 1)
+    assert found.confusion == pairs(expected)
+    assert found.confusion != evaluate(oracle, images, scenario, 1).confusion
 
 
 def test_a_task_without_test_images_has_no_accuracy() -> None:

@@ -12,7 +12,9 @@ from checks import FIRST, LATER, SHORT, Stream, assert_equal, clone, make_stream
 
 from efcil import studies
 from efcil.core import pseudo_old, transport
+from efcil.core.class_transport import class_maps
 from efcil.core.feature_matrix import feature_matrix
+from efcil.core.gaussians import mixture_covariance
 from efcil.engine import lifecycle
 from efcil.methods import get
 from efcil.methods.base import Method, Piece
@@ -160,6 +162,41 @@ def test_transport_is_fitted_on_all_views_and_on_pseudo_old_images() -> None:
         method._follow_drift(data)
     torch.testing.assert_close(method.memory.means, expected[0])
     torch.testing.assert_close(method.memory.covariances, expected[1])
+
+
+@pytest.mark.parametrize("maps", ["one", "shift", "class"])
+def test_transport_variants_move_the_classes_by_their_own_maps(maps: str) -> None:
+    settings = {"transport_maps": maps, "transport_ridge": "whitened", "drift_ridge": 0.1}
+    stream, method = learned(**settings, pseudo_old_per_class=25)
+    stream.train(method, LAST, SHORT)
+    data, classes = stream.data[LAST], len(method.memory.means)
+    with torch.no_grad():
+        made = [(old, method.network.features(x)) for index in range(3) for x, old in method._made_of(data, index, 9)]
+        current = [method.before_and_after(data, index) for index in range(3)]
+        before, after = (torch.cat(side) for side in zip(*current, *made, strict=True))
+        assert len(before) == 3 * (len(data) + 9 * classes), "25 images of every class need 9 in each of 3 views"
+        statistics = replace(method.memory.statistics(), means=method.memory.means.clone())
+        metric = mixture_covariance(statistics.means, *statistics.spread())
+        common = transport.ridge_map(before, after, 0.1, metric=metric)
+        each = [common] * classes
+        if maps != "one":
+            each = list(class_maps(before, after, common, statistics, only_shift=maps == "shift"))
+        covariances, which = statistics.spread()
+        covariances = covariances.clone()
+        method._follow_drift(data)
+    for row, by in enumerate(each):
+        torch.testing.assert_close(method.memory.means[row], by.points(statistics.means[row][None])[0])
+        expected = by.covariances(covariances[which[row]][None], residual=True)[0]
+        torch.testing.assert_close(method.memory.covariances[row], expected)
+
+
+def test_pseudo_old_images_of_every_class_are_chosen_near_it() -> None:
+    stream, method = begun(pseudo_old_choice="nearest")
+    with torch.no_grad():
+        features = method.old_network.features(piece_of(stream).images)
+        choice = method._choose(features, torch.Generator().manual_seed(0), per_class=3)
+    nearest = torch.cdist(features, method.memory.means).argmin(dim=0)
+    assert sorted(choice.sources.tolist()) == sorted(nearest.repeat(3).tolist())
 
 
 @pytest.mark.parametrize("on", ["gaussians", "pseudo-old"])

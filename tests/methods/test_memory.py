@@ -111,6 +111,29 @@ def test_a_map_carries_means_and_covariances(form: str, residual: bool) -> None:
     torch.testing.assert_close(memory.covariances.double(), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("form", ["class", "task", "last-task", "low-rank", "diagonal"])
+def test_every_class_may_have_a_map_of_its_own(form: str, residual: bool) -> None:
+    memory, generator = filled(form, share=0.8), torch.Generator().manual_seed(1)
+    maps = [
+        AffineMap(torch.randn(SIZE, SIZE, generator=generator).double(), torch.full((SIZE,), float(c)).double(), spread)
+        for c, spread in enumerate(torch.diag_embed(torch.rand(5, SIZE, generator=generator).double()))
+    ]
+    means, (covariances, which) = memory.means.clone(), memory.statistics().spread()
+    each = [by.covariances(covariances[g][None].double(), residual)[0] for by, g in zip(maps, which, strict=True)]
+    memory.carry_each(iter(maps), residual)
+    for by, before, after in zip(maps, means, memory.means, strict=True):
+        torch.testing.assert_close(after, by.points(before[None])[0])
+    groups = [[one for one, g in zip(each, which, strict=True) if g == group] for group in range(len(covariances))]
+    expected = torch.stack([torch.stack(group).mean(dim=0) for group in groups])
+    if form == "diagonal":
+        expected = torch.diag_embed(expected.diagonal(dim1=1, dim2=2))
+    if form == "low-rank":
+        factors = low_rank(expected, 0.8 if residual else 1.0)
+        expected = factors @ factors.mT
+    torch.testing.assert_close(memory.covariances.double(), expected, rtol=1e-3, atol=1e-3)
+
+
 def test_more_images_are_blended_as_if_measured_together() -> None:
     memory = filled("class", counts=True)
     features, labels = rows(range(1, 4), seed=7)

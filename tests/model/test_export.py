@@ -93,7 +93,7 @@ def test_methods_with_classifiers_of_their_own(digits: Any, tmp_path: Path, meth
     assert export(learned.model_, kind, tmp_path / "model") < 1e-4
 
 
-@pytest.mark.parametrize("classifier", ["nearest-mean", "bayes"])
+@pytest.mark.parametrize("classifier", ["nearest-mean", "bayes", "both"])
 def test_the_classifier_that_was_chosen_is_exported(digits: Any, tmp_path: Path, classifier: str) -> None:
     quick = IncrementalClassifier(preset="digits", epochs=1, device="cpu", classifier=classifier)
     assert export(quick.fit(*digits.train(0, 1)).model_, "torch", tmp_path / "model") < 1e-4

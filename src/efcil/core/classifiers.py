@@ -6,6 +6,7 @@ gives the class. Work that does not depend on the features is done once, in floa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -25,6 +26,10 @@ _JITTER, _SMALLEST_JITTER = 1e-6, 1e-12
 # Share of the mean trace up to which a covariance counts as zero up to rounding.
 _NO_SPREAD = 1e-6
 _SVM_SAMPLES = 200
+# Features drawn of every class to compare how sure two classifiers are.
+_BOTH_SAMPLES = 20
+# Temperatures for scores of size 1 are sought between exp(-12) and exp(12); halved so often, that is known to 2e-8.
+_TEMPERATURES, _HALVINGS = 12.0, 30
 _REBALANCING_DECAY = 5e-4
 
 
@@ -154,6 +159,44 @@ def rebalanced(statistics: ClassStatistics) -> Classifier:
     return lambda features: features @ weight.T
 
 
+def both(statistics: ClassStatistics) -> Classifier:
+    """The log-probabilities of `rebalanced` heads plus those of `mahalanobis`: high where both agree.
+
+    Distances have a scale of their own. They are divided by the temperature with which their softmax is on average as
+    sure (has the same entropy) as that of the heads, over features drawn from every class's Gaussian.
+    """
+    heads, distances = rebalanced(statistics), mahalanobis(statistics)
+    covariances, group_of = statistics.spread()
+    factors = prototypes.cholesky_factors(covariances)
+    generator = torch.Generator().manual_seed(0)  # the CPU's: the same classifier on every device
+    counts = [_BOTH_SAMPLES] * len(statistics.means)
+    drawn, _ = gaussians.sample_classes(statistics.means, factors, group_of, counts, generator)
+    temperature = as_sure(distances(drawn), entropy(heads(drawn)))
+
+    def scores(features: Tensor) -> Tensor:
+        return heads(features).log_softmax(dim=1) + (distances(features) / temperature).log_softmax(dim=1)
+
+    return scores
+
+
+def entropy(scores: Tensor) -> float:
+    """The mean entropy of the softmax of scores (N, C)."""
+    logarithms = scores.double().log_softmax(dim=1)
+    return float(-(logarithms.exp() * logarithms).sum(dim=1).mean())
+
+
+def as_sure(scores: Tensor, wanted: float) -> float:
+    """The temperature with which scores (N, C) have the mean entropy `wanted`, found by halving an interval of it."""
+    size = float((scores - scores.mean(dim=1, keepdim=True)).abs().max())
+    if size == 0.0:  # they are equally unsure with any temperature
+        return 1.0
+    low, high = math.log(size) - _TEMPERATURES, math.log(size) + _TEMPERATURES
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if entropy(scores / math.exp(middle)) > wanted else (middle, high)
+    return math.exp((low + high) / 2)
+
+
 #: Name -> (what must be kept, builder).
 CLASSIFIERS: dict[str, tuple[tuple[str, ...], Callable[[ClassStatistics], Classifier]]] = {
     "rebalanced": ((HEADS, "covariances"), rebalanced),
@@ -163,6 +206,7 @@ CLASSIFIERS: dict[str, tuple[tuple[str, ...], Callable[[ClassStatistics], Classi
     "lda": (("covariances",), discriminant),
     "ridge": (("covariances",), ridge),
     "svm": (("covariances",), machines),
+    "both": ((HEADS, "covariances"), both),
 }
 NAMES = (OWN, AUTO, HEADS, *CLASSIFIERS, ALL)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from efcil.core import prototypes
-from efcil.core.covariance import is_factored, traces
+from efcil.core.covariance import is_factored, traces, weighted_sum
 
 
 def collect(features: Callable[[Tensor], Tensor], pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -29,6 +29,16 @@ def perturbation_radius(covariances: Tensor) -> Tensor:
     if is_factored(covariances):
         return (traces(covariances).mean() / covariances.shape[1]).sqrt()
     return covariances.diagonal(dim1=1, dim2=2).mean().sqrt()
+
+
+def mixture_covariance(means: Tensor, covariances: Tensor, covariance_of: Tensor) -> Tensor:
+    """The covariance (n, n), in float64, of features of all classes together, of which each has the same weight.
+
+    It is the mean covariance plus the covariance of the means (C, n). Covariances (G, n, n) may be factors.
+    """
+    share = torch.bincount(covariance_of, minlength=len(covariances)).double() / len(means)
+    centred = means.double() - means.double().mean(dim=0)
+    return weighted_sum(covariances, share) + centred.T @ centred / len(means)
 
 
 def sample_classes(

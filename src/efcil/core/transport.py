@@ -40,12 +40,17 @@ class AffineMap:
         return moved
 
 
-def ridge_map(before: Tensor, after: Tensor, strength: float = 0.01, *, intercept: bool = True) -> AffineMap:
+def ridge_map(
+    before: Tensor, after: Tensor, strength: float = 0.01, *, intercept: bool = True, metric: Tensor | None = None
+) -> AffineMap:
     """The map that takes old features (N, n) to new ones (N, n) of the same images, pulled towards the identity.
 
     A = I + B minimises mean ||x + B x + b - y||^2 + s ||B||_F^2 over centred features; s is `strength` times the mean
     variance of the old features. Without `intercept`, b is 0 and nothing is centred, so that it is their mean square.
     In directions without data (fewer images than features, or features that are always 0), the map is the identity.
+
+    With a `metric` M (n, n), the penalty is `strength` times tr(B M B^T) instead. If M is the covariance of old
+    classes, this is how far their features would move about their mean: the ridge in the space in which M is white.
     """
     if len(before) != len(after) or len(before) == 0:
         raise TrainingError(
@@ -56,10 +61,10 @@ def ridge_map(before: Tensor, after: Tensor, strength: float = 0.01, *, intercep
     old_mean, new_mean = (old.mean(dim=0), new.mean(dim=0)) if intercept else (old.new_zeros(()), old.new_zeros(()))
     source, moved = old - old_mean, (new - new_mean) - (old - old_mean)
     gram = source.T @ source / len(source)
-    penalty = strength * gram.diagonal().mean()
+    penalty = strength * gram.diagonal().mean() if metric is None else 0.0
     identity = torch.eye(old.shape[1], dtype=torch.float64, device=old.device)
     # eigh instead of solve: without a penalty, directions that no image has stay unchanged and do not blow up.
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = torch.linalg.eigh(gram if metric is None else gram + strength * metric.double())
     kept = values > values.max() * len(values) * torch.finfo(torch.float64).eps
     inverse = torch.where(kept, 1.0 / torch.where(kept, values + penalty, 1.0), 0.0)
     correction = (vectors * inverse) @ (vectors.T @ (source.T @ moved / len(source)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -107,16 +108,36 @@ def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
     return lambda images: built(method.embed(images))
 
 
+def mirrored(answer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the function from images to the logarithm of their mean probability and that of their mirror images.
+
+    Probabilities are the softmax of the scores that `answer` gives, in float64: two views may both be almost certain.
+    """
+
+    def both(images: Tensor) -> Tensor:
+        views = [answer(each).double().log_softmax(dim=1) for each in (images, images.flip(3))]
+        return torch.logaddexp(*views) - math.log(2.0)
+
+    return both
+
+
 @torch.no_grad()
 def evaluate(
-    method: Method, images: TestImages, scenario: Scenario, task: int, classifier: str = classifiers.OWN
+    method: Method,
+    images: TestImages,
+    scenario: Scenario,
+    task: int,
+    classifier: str = classifiers.OWN,
+    views: int = 1,
 ) -> Answers:
-    """Test a method on the images of the tasks 0..task, in one pass.
+    """Test a method on the images of the tasks 0..task, in one pass; with two `views`, also on their mirror images.
 
     A task without test images has NaN. Answers are counted on the device, and only the counts are copied to the host.
     Where classes share an answer (`scenario.answers`), it is that of the class with the highest score.
     """
     answer = scorer(method, classifier)
+    if views > 1:
+        answer = mirrored(answer)
     sizes = scenario.task_sizes[: task + 1]
     seen = sum(sizes)
     device = images.labels.device

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from efcil.activity import Work, doing
 from efcil.data.store import TaskImages
-from efcil.engine import rotated
+from efcil.engine import mixed, rotated
 from efcil.engine.average import WeightAverage
 from efcil.engine.capture import step_runner
 from efcil.engine.execution import Execution
@@ -81,6 +81,9 @@ class Trainer:
         self.rotated = rotated.attach(learner, task, recipe) if self.trains else None
         if self.rotated is not None:
             groups.append({"params": list(self.rotated.parameters()), "learning_rate": recipe.learning_rate})
+        self.mixed = mixed.attach(learner, task, recipe) if self.trains else None
+        if self.mixed is not None:
+            groups.append({"params": list(self.mixed.parameters()), "learning_rate": recipe.learning_rate})
         if not self.trains:
             self.optimiser = Optimiser()  # never used: this task is learned only in end_task
         elif learner.network.fast is not None:
@@ -150,6 +153,7 @@ class Trainer:
             self.average.replace()
         self._refuse_broken(Position(self.recipe.epochs - 1, self.feed.steps_per_epoch))
         rotated.detach(self.learner)
+        mixed.detach(self.learner)
 
     @torch.no_grad()
     def _refuse_broken(self, now: Position) -> None:
@@ -181,6 +185,8 @@ class Trainer:
             terms = self.learner.loss(batch)
             if self.rotated is not None:
                 terms["rotation"] = self.recipe.rotation_weight * self.rotated.loss(self.learner, batch)
+            if self.mixed is not None:
+                terms["mixing"] = self.recipe.mixing_weight * self.mixed.loss(self.learner, batch)
         self.names = list(terms)
         values = torch.stack(list(terms.values()))
         self.optimiser.backward(values.sum())

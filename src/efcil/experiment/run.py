@@ -244,7 +244,8 @@ class Run:
         )
         del data
         with self.clock.phase("evaluation"):
-            answers = evaluate(self.state.method, test, plan.scenario, index, plan.settings.classifier)
+            classifier, views = plan.settings.classifier, plan.settings.test_views
+            answers = evaluate(self.state.method, test, plan.scenario, index, classifier, views)
             others = self._other_classifiers(index, test)
         self.state.agnostic[index, : index + 1] = answers.agnostic
         self.state.aware[index, : index + 1] = answers.aware
@@ -297,7 +298,8 @@ class Run:
             return {}
         sizes = plan.scenario.task_sizes[: index + 1]
         names = [name for name in classifiers.possible(plan.traits.keeps) if name != classifiers.OWN]
-        rows = {name: evaluate(method, test, plan.scenario, index, name).agnostic for name in names}
+        views = plan.settings.test_views
+        rows = {name: evaluate(method, test, plan.scenario, index, name, views).agnostic for name in names}
         return {"classifiers": {name: float(np.average(row, weights=sizes)) for name, row in rows.items()}}
 
     def write(self, line: Mapping[str, Any]) -> None:

@@ -79,6 +79,7 @@ def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> 
         "identity": plan.identity,
         **results(state.agnostic, scenario.task_sizes, state.aware),
         **_classifiers(plan, state.metrics_lost),
+        **({} if settings.test_views == 1 else {"test_views": settings.test_views}),
         "class_seed": settings.effective_class_seed,
         "task_sizes": scenario.task_sizes,
         "class_order": scenario.order,

@@ -136,7 +136,8 @@ class Method(Keeping):
     family: ClassVar[str] = "efc"
     #: Whether `loss` smooths labels by `batch.label_smoothing`.
     smooths_labels: ClassVar[bool] = False
-    #: Whether later tasks may have rotated classes (`later.rotations`): the method trains the newest head on features.
+    #: Whether later tasks may have rotated and mixed classes (`later.rotations`, `later.mixing`): the method trains the
+    #: newest head on features.
     rotates_later: ClassVar[bool] = False
     #: Whether the method also works with cosine heads: it asks the network for scores, and computes none of its own.
     cosine_heads: ClassVar[bool] = False

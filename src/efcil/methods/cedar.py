@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from efcil import seeds
-from efcil.core import gaussians, pseudo_old, transport
+from efcil.core import class_transport, gaussians, pseudo_old, transport
 from efcil.core.feature_matrix import FeatureMatrixSum, quadratic_drift
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Piece, Task, Terms
@@ -23,6 +23,8 @@ USUAL_SIDE = 32
 #: Numbers held at a time of a table that has a row per pseudo-old image and a column per image: 64 MiB.
 _TABLE_ENTRIES = 1 << 24
 _MADE = ("pseudo_old", (True,))
+_LINEAR = ("prototype_update", ("linear", "linear-residual"))
+_BY_CLASS = ("transport_maps", ("shift", "class"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,36 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
             3,
             "Augmented views of the current images that a linear prototype_update is fitted on.",
             minimum=1,
-            needs=("prototype_update", ("linear", "linear-residual")),
+            needs=_LINEAR,
+        )
+        transport_ridge: str = option(
+            "round",
+            "Where the ridge of a linear prototype_update is measured: round (alike in all directions of the old "
+            "features) or whitened (where features of all old classes together have variance 1 in every direction; "
+            "drift_ridge is then a share of it).",
+            choices=("round", "whitened"),
+            needs=_LINEAR,
+        )
+        transport_maps: str = option(
+            "one",
+            "Maps of a linear prototype_update: one (for all classes), or for every old class that one and a "
+            "correction of it, fitted on images near the class: shift (a vector) or class (a ridge map).",
+            choices=("one", "shift", "class"),
+            needs=_LINEAR,
+        )
+        transport_temperature: float = option(
+            0.3,
+            "How far from a class images count as near: they have weight exp(-(m - 1) / 2T), where m, the squared "
+            "Mahalanobis distance divided by the number of features, is about 1 for images of the class.",
+            minimum=1e-3,
+            needs=_BY_CLASS,
+        )
+        transport_pull: float = option(
+            30.0,
+            "Pull of the correction towards none, in images: with so many near a class, it is about half of what "
+            "they say.",
+            minimum=1e-3,
+            needs=_BY_CLASS,
         )
         pseudo_old: bool = option(
             True, "Make pseudo-old images: current images, changed until the old network takes them for old classes."
@@ -89,6 +120,13 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
         )
         pseudo_old_transport: bool = option(
             True, "Fit a linear prototype_update on pseudo-old images too.", needs=_MADE
+        )
+        pseudo_old_per_class: int = option(
+            0,
+            "Pseudo-old images of every old class, made of images near it, that the transport is fitted on, over all "
+            "views; 0: as many in all as there are current images, of the classes that pseudo_old_sources chooses.",
+            minimum=0,
+            needs=("pseudo_old_transport", (True,)),
         )
         pseudo_old_copies: int = option(1, "Pseudo-old images per current image.", minimum=1, maximum=8, needs=_MADE)
         pseudo_old_every: int = option(
@@ -148,14 +186,17 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
         """Whether pseudo-old images are made: not if all old classes were forgotten."""
         return self.settings.pseudo_old and len(self._old.means) > 0
 
-    def _choose(self, features: Tensor, generator: torch.Generator) -> _Choice:
-        """Choose what images become, by their old features (N, n): `pseudo_old_copies` times N pseudo-old images."""
+    def _choose(self, features: Tensor, generator: torch.Generator, per_class: int = 0) -> _Choice:
+        """Choose what images become, by their old features (N, n): `pseudo_old_copies` times N pseudo-old images.
+
+        With `per_class`, so many of every old class instead, each made of an image near it.
+        """
         settings, old = self.settings, self._old
         distances = pseudo_old.standardised_distances(features, old.means)
         images, classes, device = len(features), len(old.means), features.device
-        count = images * settings.pseudo_old_copies
+        count = per_class * classes or images * settings.pseudo_old_copies
         drawn = settings.pseudo_old_choice == "gumbel"
-        if settings.pseudo_old_sources == "each":
+        if settings.pseudo_old_sources == "each" and not per_class:
             sources = torch.arange(count, device=device) % images
             noise = pseudo_old.gumbel(count, classes, generator) if drawn else None
             labels = pseudo_old.choose_classes(distances[sources], noise)
@@ -214,18 +255,20 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
             made, theirs = made[order], theirs[order]
         return list(made.split(size)), list(theirs.split(size))
 
-    def _made_of(self, data: TaskImages, index: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _made_of(self, data: TaskImages, index: int, per_class: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield pieces of pseudo-old images, with their old features, of one view of a whole task.
 
-        They are chosen over the whole view: the pieces in which images are rendered do not matter.
+        They are chosen over the whole view: the pieces in which images are rendered do not matter. With `per_class`
+        there may be many, so that pieces are at most as large as those.
         """
         features, _ = gaussians.collect(self.old_network.features, data.augmented("drift", index))
-        choice = self._choose(features, seeds.generator(data.device, self._task.seed, "drift", self._task.index, index))
+        generator = seeds.generator(data.device, self._task.seed, "drift", self._task.index, index)
+        choice = self._choose(features, generator, per_class)
         start = 0
         for images, _ in data.augmented("drift", index):
             chosen = ((choice.sources >= start) & (choice.sources < start + len(images))).nonzero()[:, 0]
-            if len(chosen):
-                yield self._make(images[choice.sources[chosen] - start], choice.targets[chosen])
+            for some in chosen.split(len(images) if per_class else max(1, len(chosen))) if len(chosen) else ():
+                yield self._make(images[choice.sources[some] - start], choice.targets[some])
             start += len(images)
 
     # -- training ------------------------------------------------------------------------------------------------
@@ -259,11 +302,34 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
             return
         pairs = [self.before_and_after(data, index) for index in range(settings.transport_views)]
         if self._makes_images and settings.pseudo_old_transport:
+            per_class = -(-settings.pseudo_old_per_class // settings.transport_views)
             for index in range(settings.transport_views):
-                pairs += [(before, self.network.features(made)) for made, before in self._made_of(data, index)]
+                made_here = self._made_of(data, index, per_class)
+                pairs += [(before, self.network.features(made)) for made, before in made_here]
         before, after = (torch.cat(side) for side in zip(*pairs, strict=True))
-        by = transport.ridge_map(before, after, settings.drift_ridge)
-        self.memory.carry(by, settings.prototype_update == "linear-residual")
+        self._transport(before, after)
+
+    def _transport(self, before: Tensor, after: Tensor) -> None:
+        """Move the old classes by what old and new features (N, n) of the same images say about the drift."""
+        settings, memory = self.settings, self.memory
+        residual, statistics = settings.prototype_update == "linear-residual", memory.statistics()
+        metric = None
+        if settings.transport_ridge == "whitened" and len(memory.means):
+            metric = gaussians.mixture_covariance(memory.means, *statistics.spread())
+        common = transport.ridge_map(before, after, settings.drift_ridge, metric=metric)
+        if settings.transport_maps == "one":
+            memory.carry(common, residual)
+            return
+        maps = class_transport.class_maps(
+            before,
+            after,
+            common,
+            statistics,
+            temperature=settings.transport_temperature,
+            pull=settings.transport_pull,
+            only_shift=settings.transport_maps == "shift",
+        )
+        memory.carry_each(maps, residual)
 
     def _measured(self, task: Task, data: TaskImages) -> FeatureMatrixSum:
         total, settings = super()._measured(task, data), self.settings

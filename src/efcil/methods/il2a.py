@@ -12,6 +12,7 @@ from torch.nn import functional
 from efcil import seeds
 from efcil.core import gaussians
 from efcil.core.losses import cross_entropy
+from efcil.core.mixing import pair_numbers
 from efcil.data.store import TaskImages
 from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms, Traits
 from efcil.methods.memory import ClassMemory
@@ -169,14 +170,6 @@ class DualAugmentation(Method):
         self.memory.add(features, labels, range(task.first_class, task.seen))
         self.pairs = nn.ParameterList()
         self.teacher = None
-
-
-def pair_numbers(classes: int) -> Tensor:
-    """Table (q, q) of the number 0..q(q-1)/2-1 of every unordered pair of different classes; 0 on the diagonal."""
-    table = torch.zeros(classes, classes, dtype=torch.int64)
-    first, second = torch.triu_indices(classes, classes, offset=1)
-    table[first, second] = table[second, first] = torch.arange(len(first))
-    return table
 
 
 def symmetric_beta(shape: tuple[int, ...], concentration: int, generator: torch.Generator) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -287,6 +287,31 @@ class ClassMemory(Keeping):
         if self.form in IN_SHORT:
             # A map does not raise the rank, so the result need not be truncated again.
             self.compact = shorten(self.covariances, str(self.form), self.share if residual else 1.0)
+            self.restored()
+
+    def carry_each(self, maps: Iterable[AffineMap], residual: bool = False) -> None:
+        """Move every class by a map of its own, likewise; the maps are asked for one after the other.
+
+        A covariance that classes share becomes the mean of what it would be for each of them.
+        """
+        means = self.means.clone()
+        covariances, of = self.statistics().spread()
+        moved = torch.zeros_like(covariances)
+        factors = list(covariances) if self.factored else []
+        users = torch.bincount(of, minlength=len(covariances)).tolist()
+        for row, (by, place) in enumerate(zip(maps, of.tolist(), strict=True)):
+            means[row] = by.points(self.means[row : row + 1])[0]
+            if factors:
+                factors[place] = self._carried(covariances[place], by, residual)
+            else:
+                moved[place] += by.covariances(covariances[place : place + 1], residual)[0] / users[place]
+        self.means = means
+        if factors:
+            self._set_factors(factors)
+            return
+        self.covariances = moved
+        if self.form in IN_SHORT:
+            self.compact = shorten(moved, str(self.form), self.share if residual else 1.0)
             self.restored()
 
     def _carried(self, factor: Tensor, by: AffineMap, residual: bool) -> Tensor:

@@ -29,7 +29,7 @@ def _looks(model: Model, more: bool) -> float:
     resolved = model.card.resolved
     recipe = resolved.first_task if model.method is None else resolved.later
     trains = not more and (model.method is None or model.method.about.trains_later)
-    views = _ROTATIONS if recipe.rotations else 1
+    views = (_ROTATIONS if recipe.rotations else 1) + recipe.mixing
     return 1.0 + (recipe.epochs * _STEP * views if trains else 0.0)
 
 

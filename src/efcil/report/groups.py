@@ -109,6 +109,8 @@ def value_of(row: Row, name: str) -> str:
         return _said(first.get("epochs"))
     if name == "classifier" and settings:
         return _said(settings.get(name, "own"))
+    if name == "test_views" and settings:
+        return _said(settings.get(name, 1))
     if name == "answers" and settings:
         return _said(settings.get(name, SEPARATE))
     return _said(settings.get(name))

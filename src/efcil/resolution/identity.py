@@ -56,6 +56,8 @@ def identity(settings: Settings) -> dict[str, Any]:
         by_name["input_size"] = settings.input_size
     if settings.classifier != options(Settings)["classifier"].default:
         by_name["classifier"] = settings.classifier
+    if settings.test_views != 1:
+        by_name["test_views"] = settings.test_views
     if preset.named_by_data and settings.data is not None:
         by_name["data"] = str(Path(settings.data).expanduser().absolute())
     for stage in STAGES:

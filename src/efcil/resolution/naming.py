@@ -44,8 +44,8 @@ def label(settings: Settings, *, whole: bool = False) -> str:
         parts.append(f"data={Path(settings.data).name}")
     if settings.weights is not None:
         parts.append(f"weights={Path(settings.weights).stem}{_digits(weights_identity(settings.weights))}")
-    names = ("class_order", "class_seed", "held_out", "image_size", "input_size", "classifier", *_FROM_PRESET)
-    for name in (*names, "images_per_class", "answers", *CHOICES):
+    names = ("class_order", "class_seed", "held_out", "image_size", "input_size", "classifier", "test_views")
+    for name in (*names, *_FROM_PRESET, "images_per_class", "answers", *CHOICES):
         value = getattr(settings, name)
         if value != defaults[name]:
             is_file = name == "class_order" and value not in NAMED_CLASS_ORDERS

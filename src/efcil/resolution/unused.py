@@ -80,6 +80,10 @@ def _reason(method: str, own: Any, stage: str, field: str, recipe: Recipe) -> st
         return f"the heads are {recipe.head}, which have no scale. Set {stage}.head=cosine too"
     if stage == "later" and field.startswith("rotation") and not methods.get(method).rotates_later:
         return f"later tasks of {method} have no rotated classes. Change first_task.{field}"
+    if stage == "later" and field.startswith("mixing") and not methods.get(method).rotates_later:
+        return f"later tasks of {method} have no mixed classes. Change first_task.{field}"
+    if field == "mixing_weight" and not recipe.mixing:
+        return f"there are no mixed classes. Set {stage}.mixing=1 too"
     if field == "rotation_weight" and not recipe.rotations:
         return f"there are no rotated classes. Set {stage}.rotations=true too"
     if stage == "later" and field == "label_smoothing" and not methods.get(method).traits(own).smooths_labels:

@@ -139,6 +139,15 @@ class Settings(TrainingSettings):
         group="hardware",
         after="keep_images",
     )
+    test_views: int = option(
+        1,
+        "Views of an image that is tested: 1 (the image), or 2 (the image and its mirror image; the mean of their "
+        "probabilities counts). Two take twice the time at test; results with them have names of their own.",
+        group="evaluation",
+        minimum=1,
+        maximum=2,
+        after="classifier",
+    )
 
     def __post_init__(self) -> None:
         if self.scenario is None:

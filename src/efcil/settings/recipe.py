@@ -35,6 +35,14 @@ class Recipe:
     rotation_weight: float = option(
         1.0, "Weight of a rotated image; 1: that of the image itself, or of the term.", minimum=0
     )
+    mixing: int = option(
+        0,
+        "Mixtures of every image with others of its batch, in about equal shares, as classes of their own: one for "
+        "every pair of classes, 190 at most; in later tasks for the methods around fine-tuning and EFC. 0: none.",
+        minimum=0,
+        maximum=8,
+    )
+    mixing_weight: float = option(1.0, "Weight of the term of mixtures.", minimum=0)
     head: str = option(
         "linear",
         "Heads, for all tasks: linear, or cosine (cosines of features and weights, times a scale). Set it for the "

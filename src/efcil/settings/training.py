@@ -65,9 +65,9 @@ class TrainingSettings:
     classifier: str = option(
         "own",
         "Classifier at test time: own (the method's way), heads, or one built from the class statistics that the "
-        "method keeps: rebalanced, nearest-mean, mahalanobis, bayes, lda, ridge, svm; auto is rebalanced for methods "
-        "that classify with their heads, if possible, else own. With all, the method's way counts and the others are "
-        "measured too. Training does not depend on it.",
+        "method keeps: rebalanced, nearest-mean, mahalanobis, bayes, lda, ridge, svm, both (rebalanced and "
+        "mahalanobis); auto is rebalanced for methods that classify with their heads, if possible, else own. With all, "
+        "the method's way counts and the others are measured too. Training does not depend on it.",
         group="evaluation",
     )
     device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, or a certain GPU: cuda:1.", group="hardware")

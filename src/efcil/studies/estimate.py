@@ -235,8 +235,8 @@ def _images(settings: Settings, classes: int) -> int:
 
 
 def _views(resolved: Resolved, what: str) -> int:
-    rotated = {FIRST: resolved.first_task.rotations, LATER: resolved.later.rotations}
-    return _ROTATIONS if rotated.get(what, False) else 1
+    recipe = {FIRST: resolved.first_task, LATER: resolved.later}.get(what)
+    return 1 if recipe is None else (_ROTATIONS if recipe.rotations else 1) + recipe.mixing
 
 
 def _preset_network(settings: Settings) -> str | None:
