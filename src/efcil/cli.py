@@ -48,12 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in given:
             traceback.print_exc()
-        if isinstance(error, ranks.Lost | ranks.Followed) and ranks.launched().rank > 0:
-            return FAILED  # the first process says what has happened, or the one that has ended
+        if isinstance(error, ranks.Lost) and ranks.launched().rank > 0:
+            return FAILED  # the first process says so, or the one that has ended
+        if isinstance(error, ranks.Followed | SettingsError) and ranks.launched().rank > 0:
+            ranks.leave_silently()  # the first process makes the same mistake, or says what has happened
+            return MISTAKE if isinstance(error, SettingsError) else FAILED
         if isinstance(error, TrainingError) and not (isinstance(error, GridError) and error.mistake):
             return _fail(str(error), FAILED)
-        if isinstance(error, SettingsError) and ranks.launched().rank > 0:
-            return MISTAKE  # the first process makes the same one
         if isinstance(error, EfcilError):
             return _fail(str(error), MISTAKE)
         if isinstance(error, PermissionError) and error.filename is not None:

@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 #: Seconds that a process waits for the others: longer than any of them may compute or write alone.
 PATIENCE = 300.0
 POLL_SECONDS = 0.02
-#: Seconds in which all processes have ended after a request to stop was obeyed.
-LEAVING_SECONDS = 5.0
+#: Seconds in which all processes have ended after a request to stop was obeyed, or after a mistake; torchrun gives them
+#: thirty.
+LEAVING_SECONDS = 25.0
 #: Numbers that are computed by every process for itself may differ by this share of the largest one.
 TOLERANCE = 0.02
 #: With the value `host`, NCCL is not used: a GPU can then be tried out with several processes.
 MESSAGES_VARIABLE = "EFCIL_MESSAGES"
+#: What torchrun sets, and other launchers do not.
+RUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 Result = TypeVar("Result")
 
@@ -153,6 +156,16 @@ def _leave_together() -> None:
         others = [f"left/{rank}" for rank in range(count())]
         while not _world.store.check(others) and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
+
+
+def leave_silently() -> None:
+    """Let the first process say what is wrong before this one ends, which has nothing to add.
+
+    torchrun ends all processes as soon as one has ended: this one now waits for that.
+    """
+    if RUN_VARIABLE in os.environ:
+        with suppress(KeyboardInterrupt):
+            time.sleep(LEAVING_SECONDS)
 
 
 def _ignore_torchrun() -> None:

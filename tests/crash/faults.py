@@ -24,6 +24,8 @@ KILL, HALF, ERROR, FULL = "kill", "half", "error", "full"
 #: Calls that a full disk refuses.
 NEED_ROOM = ("open", "write", "mkdir", "fsync")
 _RANDOM = re.compile(r"(\.)[a-z0-9_]{8}(\.(?:tmp|building))|^tmp[a-z0-9_]{8}$")
+#: The note of a command on the runs that it will train is named after its process.
+_PROCESS = re.compile(r"^(\.{1,2}grid-.*-)\d+(\.json)")
 
 _original_open = io.open
 _original_fdopen = os.fdopen
@@ -54,7 +56,8 @@ class Faults:
             return None
         if text.endswith(" (deleted)"):
             return "(a file without a name)"
-        return "/".join(_RANDOM.sub(r"\1*\2", part) for part in os.path.relpath(text, self.folder).split(os.sep))
+        parts = os.path.relpath(text, self.folder).split(os.sep)
+        return "/".join(_PROCESS.sub(r"\1*\2", _RANDOM.sub(r"\1*\2", part)) for part in parts)
 
     def happens(self, kind: str, path: Any, half: Callable[[], object] | None = None) -> None:
         """Count a call that is about to be made, and let it go wrong if it is the chosen one."""

@@ -301,7 +301,9 @@ def warm_up() -> None:
     import efcil.experiment
     import efcil.model.learning
     from efcil.data.sources import SourceOptions, load_dataset
+    from efcil.engine import progress
 
+    progress.FIRST_SECONDS = progress.EVERY_SECONDS = 1e9  # a slow machine must not make other calls than a fast one
     torch.set_num_threads(1)
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], fused=True)
     assert efcil.experiment

@@ -269,7 +269,7 @@ def _load_in_process(request: Request, root: Path, locks: bool) -> tuple[int, in
 def test_processes_that_want_the_same_entry_at_once(tmp_path: Path, request_: Request, locks: bool) -> None:
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
         waiting = [pool.submit(_load_in_process, request_, tmp_path / "cache", locks) for _ in range(PROCESSES)]
-        found = [future.result(timeout=60) for future in waiting]
+        found = [future.result(timeout=600) for future in waiting]
     assert {total for _, total in found} == {sum(i % 251 for i in range(288))}
     if locks:
         assert sum(calls for calls, _ in found) == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,10 +27,13 @@ class Events:
         self.seen: list[str] = []
         self.moments = moments
         self.number = number
+        self._lock = threading.Lock()  # states are written in a thread: no moment may be missed
 
     def tick(self, kind: str) -> None:
-        self.seen.append(kind)
-        if len(self.seen) in self.moments:
+        with self._lock:
+            self.seen.append(kind)
+            come = len(self.seen) in self.moments
+        if come:
             os.kill(os.getpid(), self.number)
 
     def around(self, before: str | None, function: Callable[..., Any], after: str | None) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ gradient by some percent.
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ def send_signal(rank: int, step: int, number: int) -> None:
 
 
 if __name__ == "__main__":
+    if os.environ["RANK"] == "0":
+        time.sleep(float(os.environ.get("SECONDS_LATER", "0")))
     torch.set_num_threads(1)
     use_float64()
     if "SIGNAL_AT" in os.environ:

@@ -181,13 +181,13 @@ def test_all_wait_for_a_first_task_that_others_train(
 # -- torchrun itself -------------------------------------------------------------------------------------------------
 
 
-def torchrun(count: int, given: list[str], event: str) -> subprocess.CompletedProcess[str]:
-    """Start processes; `event` is the rank that gets a signal, after how many steps, and which."""
+def torchrun(count: int, given: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Start processes. SIGNAL_AT is the rank that gets a signal, after how many steps, and which."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count)]
     port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     return subprocess.run(
         [*launcher, *port, str(HERE / "exact.py"), *given],
-        env=environment() | {"SIGNAL_AT": event}, capture_output=True, text=True, timeout=300,
+        env=environment() | variables, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def lines(run: RunFolder) -> list[tuple[Any, ...]]:
 
 def test_a_killed_process_ends_the_run_which_resumes_with_fewer(launch: Launch, alone: Path, tmp_path: Path) -> None:
     given = arguments(tmp_path, "--method", "efc", "--checkpoint-steps", 4)
-    ended = torchrun(2, given, f"1 10 {int(signal.SIGKILL)}")
+    ended = torchrun(2, given, SIGNAL_AT=f"1 10 {int(signal.SIGKILL)}")
     assert ended.returncode != 0
     assert "Another process of this run has ended" in ended.stderr
     run = folder(tmp_path, "efc")
@@ -216,7 +216,7 @@ def test_a_killed_process_ends_the_run_which_resumes_with_fewer(launch: Launch, 
 
 def test_a_request_to_one_process_stops_all_and_more_resume(launch: Launch, alone: Path, tmp_path: Path) -> None:
     given = arguments(tmp_path, "--method", "efc")
-    ended = torchrun(2, given, f"1 30 {int(signal.SIGTERM)}")
+    ended = torchrun(2, given, SIGNAL_AT=f"1 30 {int(signal.SIGTERM)}")
     assert ended.stderr.count("exitcode  : 130") == 2, ended.stderr
     assert ended.stderr.count("To resume: torchrun --nproc-per-node 2") == 1
     run = folder(tmp_path, "efc")
@@ -227,6 +227,11 @@ def test_a_request_to_one_process_stops_all_and_more_resume(launch: Launch, alon
     assert codes == [0, 0, 0], said
     assert_equal(alone, tmp_path, "efc")
     assert lines(run) == lines(folder(alone, "efc"))
+
+
+def test_a_mistake_is_said_even_if_the_first_process_is_the_last_to_notice(tmp_path: Path) -> None:
+    ended = torchrun(2, arguments(tmp_path, "--method", "efd"), SECONDS_LATER="2")
+    assert ended.stderr.count("efcil: Unknown method 'efd'") == 1, ended.stderr
 
 
 # -- without any other process ---------------------------------------------------------------------------------------

@@ -51,7 +51,10 @@ def failure_of_the_first() -> None:
 
 def loss_of_another() -> None:
     """A process that has lost another one says so, whatever torchrun sends meanwhile."""
-    if ranks.place().rank == 1:
+    here, store = ranks.place().rank, ranks._world.store
+    store.set(f"joined/{here}", "")
+    if here == 1:
+        store.wait([f"joined/{rank}" for rank in range(ranks.count())])  # else the others may fail to join
         os._exit(0)
     with pytest.raises(ranks.Lost, match="Another process"), StopRequest():
         ranks.average([torch.ones(1)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from held_teacher import HOLD
 from serving import NAMES, Digits
 
 from efcil.classifier import IncrementalClassifier
@@ -23,7 +25,7 @@ def digits() -> Digits:
 
 @pytest.fixture(scope="session")
 def trained(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows zero and one. Later tasks have many short epochs, so that they can be interrupted."""
+    """A model that knows zero and one. Later tasks have many short epochs."""
     folder = tmp_path_factory.mktemp("trained") / "model"
     pixels = np.concatenate([digits.pixels[name][:16] for name in NAMES[:2]])
     settings: dict[str, Any] = {
@@ -49,6 +51,17 @@ def quiet_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("EFCIL_TOKEN", raising=False)
+
+
+@pytest.fixture
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file: while it exists, teachings wait after their first epoch, unless they are asked to stop."""
+    from efcil.serve import jobs
+
+    monkeypatch.setattr(jobs, "COMMAND", (sys.executable, str(Path(__file__).with_name("held_teacher.py"))))
+    monkeypatch.setenv(HOLD, str(tmp_path / "hold"))
+    (tmp_path / "hold").touch()
+    return tmp_path / "hold"
 
 
 @pytest.fixture

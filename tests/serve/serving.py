@@ -52,6 +52,11 @@ def ended(client: Any, job: dict[str, Any]) -> dict[str, Any]:
     return until(lambda: client.get(f"/api/jobs/{job['id']}").json(), lambda found: found["ended"] is not None)
 
 
+def learning(client: Any, job: dict[str, Any]) -> None:
+    """Wait until a teaching has trained an epoch."""
+    until(lambda: client.get(f"/api/jobs/{job['id']}").json()["epoch"], lambda epoch: epoch > 0)
+
+
 def until(ask: Callable[[], Any], enough: Callable[[Any], bool]) -> Any:
     """Ask until the answer is good enough."""
     deadline = time.monotonic() + PATIENCE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import struct
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,20 @@ def test_a_small_body_cannot_drip_for_ever() -> None:
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
     with pytest.raises(Refused) as refused:
         asyncio.run(uploads.small(request, 10_000, 0.1))
+    assert refused.value.status == 408
+
+
+def test_a_byte_that_comes_when_the_time_is_over_gains_no_more_of_it() -> None:
+    from starlette.requests import Request
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # as on a busy machine: the byte and the end of the time are noticed together
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(Refused) as refused:
+        asyncio.run(uploads.small(request, 3, 0.05))
     assert refused.value.status == 408
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import NAMES, Digits
+from serving import NAMES, Digits, until
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -157,10 +157,11 @@ def test_too_much_waiting_is_refused(loaded: Loaded, digits: Digits, monkeypatch
     monkeypatch.setattr("efcil.serve.batching.score", lambda *given: gate.wait(60) and score(*given))
     batcher = Batcher(lambda: loaded, 8, Metrics())
     images = pixels_of(digits, "one")[:4]
-    accepted = []
+    accepted = [batcher.submit(images)]
+    until(lambda: batcher.waiting, lambda waiting: waiting == 0)
 
     def fill() -> None:
-        for _ in range(4):  # one batch is being scored, two wait, the fourth is too much
+        for _ in range(3):  # one batch is being scored, two wait, the fourth is too much
             accepted.append(batcher.submit(images))
 
     with pytest.raises(Refused) as refused:
@@ -168,6 +169,7 @@ def test_too_much_waiting_is_refused(loaded: Loaded, digits: Digits, monkeypatch
     assert refused.value.status == 503
     assert refused.value.headers["Retry-After"]
     gate.set()
+    assert len(accepted) == 3
     assert all(len(each.result(60).scored.probabilities) == 4 for each in accepted)
     batcher.close()
 

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import PATIENCE, Digits, ended, form, until
+from held_teacher import HOLD
+from serving import PATIENCE, Digits, ended, form, learning, until
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -21,10 +22,15 @@ pytest.importorskip("python_multipart")
 httpx = pytest.importorskip("httpx")
 
 
+HELD = str(Path(__file__).with_name("held_server.py"))
+
+
 @contextmanager
-def running(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    command = [sys.executable, "-m", "efcil", "serve", str(folder), "--port", "0", "--device", "cpu", "--rate", "0"]
-    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True)
+def running(folder: Path, hold: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """Start a server; with `hold`, its teachings wait after their first epoch as long as that file exists."""
+    start = ["-m", "efcil"] if hold is None else [HELD]
+    command = [sys.executable, *start, "serve", str(folder), "--port", "0", "--device", "cpu", "--rate", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {HOLD: str(hold)})
     try:
         assert process.stdout is not None
         address = re.search(r"http://[\d.:]+", process.stdout.readline())
@@ -46,10 +52,11 @@ def _status(client: Any) -> int:
 
 def _child_of(process: subprocess.Popen[str]) -> int:
     """Return the number of the teaching process."""
-    numbers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    threads = Path(f"/proc/{process.pid}/task").iterdir()
-    numbers += [number for task in threads for number in (task / "children").read_text().split()]
-    return int(numbers[0])
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        with suppress(OSError):  # a thread that has just ended
+            for number in (task / "children").read_text().split():
+                return int(number)
+    raise AssertionError("there is no teaching process")
 
 
 def _gone(number: int) -> bool:
@@ -59,25 +66,29 @@ def _gone(number: int) -> bool:
         return True
 
 
-def learning(client: Any, digits: Digits) -> dict[str, Any]:
-    job: dict[str, Any] = client.post("/api/teach", files=form(two=digits.train("two"))).raise_for_status().json()
-    until(lambda: client.get(f"/api/jobs/{job['id']}").json()["epoch"], lambda epoch: epoch > 0)
-    return job
+@pytest.fixture
+def begun(folder: Path, digits: Digits, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """Return a server in the middle of a teaching, and its client."""
+    (tmp_path / "hold").touch()
+    with running(folder, tmp_path / "hold") as (server, client):
+        learning(client, client.post("/api/teach", files=form(two=digits.train("two"))).raise_for_status().json())
+        yield server, client
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found through /proc")
 @pytest.mark.parametrize("both", [False, True], ids=["the server", "both processes"])
-def test_killed_during_teaching_and_started_again(folder: Path, digits: Digits, both: bool) -> None:
-    with running(folder) as (server, client):
-        old = client.get("/api/model").json()["version"]
-        learning(client, digits)
-        child = _child_of(server)
-        if both:
-            os.kill(child, signal.SIGKILL)
-        server.kill()
-        server.wait()
-        # Without its server, the teaching saves its state and ends.
-        until(lambda: _gone(child), bool)
+def test_killed_during_teaching_and_started_again(
+    folder: Path, digits: Digits, begun: tuple[subprocess.Popen[str], Any], both: bool
+) -> None:
+    server, client = begun
+    old = client.get("/api/model").json()["version"]
+    child = _child_of(server)
+    if both:
+        os.kill(child, signal.SIGKILL)
+    server.kill()
+    server.wait()
+    # Without its server, the teaching saves its state and ends.
+    until(lambda: _gone(child), bool)
     with running(folder) as (_, client):
         described = client.get("/api/model").json()
         assert described["version"] == old
@@ -89,11 +100,10 @@ def test_killed_during_teaching_and_started_again(folder: Path, digits: Digits, 
         assert (described["classes"], described["unfinished"]) == (3, None)
 
 
-def test_ctrl_c_saves_what_is_being_learned(folder: Path, digits: Digits) -> None:
-    with running(folder) as (server, client):
-        learning(client, digits)
-        server.send_signal(signal.SIGINT)
-        assert server.wait(PATIENCE) in (0, 130, -signal.SIGINT)
+def test_ctrl_c_saves_what_is_being_learned(folder: Path, begun: tuple[subprocess.Popen[str], Any]) -> None:
+    server, _ = begun
+    server.send_signal(signal.SIGINT)
+    assert server.wait(PATIENCE) in (0, 130, -signal.SIGINT)
     assert (folder / "partial" / "state.json").exists()
 
 

@@ -6,11 +6,12 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from serving import Digits, ended, form, until
+from serving import Digits, ended, form, learning, until
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -21,6 +22,10 @@ from efcil.model import Model
 from efcil.model.images import Pictures
 from efcil.model.teaching import teach
 from efcil.serve import note
+from efcil.serve.jobs import Job, Jobs
+from efcil.serve.keeper import Keeper
+from efcil.serve.metrics import Metrics
+from efcil.serve.options import ServeOptions
 
 
 def ask(client: Any, image: bytes) -> dict[str, Any]:
@@ -43,9 +48,7 @@ def same_tensors(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_class_is_taught_while_the_old_model_answers(
-    client: Any, folder: Path, tmp_path: Path, digits: Digits
-) -> None:
+def test_a_class_is_taught_while_the_old_model_answers(client: Any, folder: Path, hold: Path, digits: Digits) -> None:
     old = client.get("/api/model").json()["version"]
     picture, answers, stop = digits.test("two")[0], [], threading.Event()
 
@@ -56,7 +59,12 @@ def test_a_class_is_taught_while_the_old_model_answers(
     asking = threading.Thread(target=keep_asking)
     asking.start()
     try:
-        job = ended(client, begin(client, two=digits.train("two")))
+        job = begin(client, two=digits.train("two"))
+        learning(client, job)
+        before = len(answers)
+        until(lambda: len(answers), lambda count: count > before + 1)
+        hold.unlink()
+        job = ended(client, job)
         until(lambda: answers[-1]["version"], lambda version: version == job["version"])
     finally:
         stop.set()
@@ -100,19 +108,21 @@ def test_known_and_new_classes_together_are_refused(client: Any, digits: Digits)
 
 
 def test_stopped_then_resumed_is_as_if_it_had_never_stopped(
-    serve: Callable[..., Any], folder: Path, tmp_path: Path, digits: Digits
+    serve: Callable[..., Any], folder: Path, hold: Path, tmp_path: Path, digits: Digits
 ) -> None:
+    hold.unlink()
     whole = Path(shutil.copytree(folder, tmp_path / "whole"))
     uninterrupted = serve(whole)
     assert ended(uninterrupted, begin(uninterrupted, two=digits.train("two")))["state"] == "done"
 
+    hold.touch()
     client = serve(folder)
     before = client.get("/api/model").json()["version"]
     job = begin(client, two=digits.train("two"))
     second = client.post("/api/teach", files=form(three=digits.train("three")))
     assert second.status_code == 409
     assert "learning two" in second.json()["error"]
-    until(lambda: client.get(f"/api/jobs/{job['id']}").json()["epoch"], lambda epoch: epoch > 0)
+    learning(client, job)
     assert client.delete(f"/api/jobs/{job['id']}").json()["state"] == "stopping"
     assert ended(client, job)["state"] == "stopped"
     described = client.get("/api/model").json()
@@ -125,15 +135,17 @@ def test_stopped_then_resumed_is_as_if_it_had_never_stopped(
     events = client.get(f"/api/jobs/{job['id']}", headers={"Accept": "text/event-stream"})
     assert events.headers["content-type"].startswith("text/event-stream")
     assert '"state": "stopped"' in events.text
+    hold.unlink()
     # In another order: the same pictures are the same task.
     assert ended(client, begin(client, two=digits.train("two")[::-1]))["state"] == "done"
     assert client.get("/api/model").json()["unfinished"] is None
     assert same_tensors(folder, whole)
 
 
+@pytest.mark.usefixtures("hold")
 def test_an_unfinished_task_can_be_discarded(client: Any, folder: Path, digits: Digits) -> None:
     job = begin(client, two=digits.train("two"))
-    until(lambda: client.get(f"/api/jobs/{job['id']}").json()["epoch"], lambda epoch: epoch > 0)
+    learning(client, job)
     assert client.delete("/api/unfinished").status_code == 409
     client.delete(f"/api/jobs/{job['id']}")
     ended(client, job)
@@ -143,9 +155,10 @@ def test_an_unfinished_task_can_be_discarded(client: Any, folder: Path, digits: 
     assert note.read(folder) is None
 
 
+@pytest.mark.usefixtures("hold")
 def test_a_teaching_process_that_is_killed_leaves_the_old_model(client: Any, folder: Path, digits: Digits) -> None:
     job = begin(client, two=digits.train("two"))
-    until(lambda: client.get(f"/api/jobs/{job['id']}").json()["epoch"], lambda epoch: epoch > 0)
+    learning(client, job)
     client.app.state.service.jobs._process.kill()
     failed = ended(client, job)
     assert failed["state"] == "failed"
@@ -197,16 +210,47 @@ def test_the_model_of_an_experiment_is_not_taught(
     assert "experiment" in answer.json()["error"]
 
 
+@pytest.mark.usefixtures("hold")
 def test_the_server_saves_what_is_being_learned_when_it_stops(
     serve: Callable[..., Any], folder: Path, digits: Digits
 ) -> None:
     client = serve(folder)
     job = begin(client, two=digits.train("two"))
-    until(lambda: client.get(f"/api/jobs/{job['id']}").json()["epoch"], lambda epoch: epoch > 0)
+    learning(client, job)
     client.app.state.service.close()
     again = serve(folder)
     assert again.get("/api/model").json()["unfinished"] == {"classes": ["two"], "saved": True, "problem": None}
     assert len(again.get("/api/classes").json()["classes"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "asked", "version", "expected"),
+    [
+        (None, True, "new", "done"),  # the model was in place, and had not been reported yet
+        (None, False, "new", "done"),
+        (None, True, "old", "stopped"),
+        ("stopped", False, "old", "stopped"),  # somebody else has asked the process to stop
+        (None, False, "old", "failed"),
+        ("learned", True, "new", "done"),
+    ],
+)
+def test_how_a_teaching_ended_whenever_the_request_to_stop_came(
+    folder: Path, outcome: str | None, asked: bool, version: str, expected: str
+) -> None:
+    keeper: Any = SimpleNamespace(current=SimpleNamespace(version=version), problem=None, refresh=lambda: None)
+    jobs = Jobs(ServeOptions(folder), keeper, Metrics())
+    job = Job("1", {"two": 3}, False, "now", state="stopping" if asked else "learning", before="old")
+    jobs._conclude(job, outcome, -15)
+    assert job.state == expected
+
+
+def test_a_teaching_that_has_ended_leaves_the_next_one_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sees that a teaching has ended may begin another one before the thread of the first has ended."""
+    jobs = Jobs(ServeOptions(folder), Keeper(folder, "cpu"), Metrics())
+    another: Any = object()
+    monkeypatch.setattr(jobs, "_follow", lambda job, process, *_: (process.kill(), setattr(jobs, "_process", another)))
+    jobs._run(Job("1", {"two": 3}, False, "now"), {}, [])
+    assert jobs._process is another
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"classes": 3}', "x" * 10])

@@ -28,6 +28,8 @@ REMEMBERED, MOST_LINES = 50, 100
 #: Seconds that a teaching has to save its state when the server ends.
 STOP_SECONDS = 60.0
 RUNNING = ("starting", "learning", "stopping", "loading")
+#: What is started for every teaching.
+COMMAND = (sys.executable, "-m", teacher.__name__)
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Job:
     ended: str | None = None
     version: str | None = None
     revision: int = 0
+    #: The state of the model when it began.
+    before: str | None = None
 
     @property
     def running(self) -> bool:
@@ -127,7 +131,7 @@ class Jobs:
         """Begin a teaching; a second one at the same time is refused."""
         classes = {name: list(labels).count(name) for name in dict.fromkeys(labels)}
         current = self._keeper.current
-        job = Job(secrets.token_hex(8), classes, more, now())
+        job = Job(secrets.token_hex(8), classes, more, now(), before=None if current is None else current.version)
         order = {
             "folder": str(self._options.folder),
             "labels": list(labels),
@@ -144,10 +148,7 @@ class Jobs:
             self._jobs[job.id] = job
             while len(self._jobs) > REMEMBERED:
                 self._jobs.popitem(last=False)
-        note.write(
-            self._options.folder,
-            note.Begun(classes, more, job.started, None if current is None else current.version),
-        )
+        note.write(self._options.folder, note.Begun(classes, more, job.started, job.before))
         self._thread = threading.Thread(target=self._run, args=(job, order, pictures), name="efcil-teaching")
         self._thread.start()
         return job
@@ -181,20 +182,17 @@ class Jobs:
     # -- in a thread of its own --------------------------------------------------------------------------------------
 
     def _run(self, job: Job, order: dict[str, Any], pictures: list[np.ndarray]) -> None:
+        process = None
         try:
             # A session of its own: Ctrl-C in the terminal reaches the server, which stops the teaching in order.
-            process = subprocess.Popen(
-                [sys.executable, "-m", teacher.__name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-            )
+            process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
             self._process = process
             self._follow(job, process, order, pictures)
         except Exception as error:  # the job must end in any case
             self._end(job, "failed", f"The teaching could not be started ({type(error).__name__}: {error}).")
         finally:
-            self._process = None
+            if self._process is process:  # once this job has ended, another one may have begun
+                self._process = None
 
     def _follow(
         self, job: Job, process: subprocess.Popen[bytes], order: dict[str, Any], pictures: list[np.ndarray]
@@ -217,7 +215,6 @@ class Jobs:
         stopping = job.state == "stopping"
         if outcome == "learned":
             job.change(state="loading")
-        before = self._keeper.current
         self._keeper.refresh()
         after = self._keeper.current
         if outcome == "learned":
@@ -230,19 +227,19 @@ class Jobs:
         elif outcome == "failed":
             note.remove(self._options.folder)
             self._end(job, "failed", job.error)
-        elif stopping:
-            self._end(job, "stopped")
-        elif before is not after:
+        elif after is not None and after.version != job.before:
             note.remove(self._options.folder)
-            self._end(job, "done")  # killed between the last write and the report of it
+            self._end(job, "done")  # stopped or killed between the last write and the report of it
+        elif stopping or outcome == "stopped":
+            self._end(job, "stopped")
         else:
             self._end(
                 job, "failed", f"The teaching ended unexpectedly (exit code {code}). The model is as it was before."
             )
 
     def _end(self, job: Job, state: str, error: str | None = None) -> None:
+        self._metrics.teachings.add(outcome=state)  # first: who sees that it has ended may ask for the metrics
         job.change(state=state, error=error, ended=now())
-        self._metrics.teachings.add(outcome=state)
 
 
 def _reported(job: Job, events: IO[bytes]) -> str | None:
