@@ -234,7 +234,8 @@ def _solarised(table: Tensor, threshold: Tensor) -> Tensor:
 def _stretched(table: Tensor, pixels: Tensor) -> Tensor:
     """Stretch every channel to the whole range; one of a single value stays."""
     low, high = (end.double()[..., None] for end in torch.aminmax(pixels.flatten(2), dim=2))
-    scale = 255.0 / (high - low).clamp(min=1)
+    # Two tensors are divided: of a number and a tensor, PyTorch multiplies by the reciprocal, which rounds twice.
+    scale = torch.full_like(high, 255.0) / (high - low).clamp(min=1)
     step = table.double() * scale
     stretched = (step - low * scale).clamp(0, 255).floor().float()
     return torch.where(high > low, stretched, table)
