@@ -189,7 +189,7 @@ def measure_attack(bench: Bench, table: Table) -> None:
     for count in (batch, 4 * batch):
         given = draw(count)
         runs = {
-            "fused": partial(attack.towards, *given, ATTACK_STEPS, 6.0),
+            "fused": partial(attack.towards, *given, [6.0] * ATTACK_STEPS),
             "plain autograd": partial(plainly, network, ours.half, *given),
         }
         what = f"{ATTACK_STEPS} gradients of {count} images"

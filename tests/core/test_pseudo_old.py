@@ -64,26 +64,31 @@ def test_every_step_has_the_length_asked_for() -> None:
     def gradient(some: Tensor, wanted: Tensor) -> Tensor:
         return ((some.flatten(1) @ matrix - wanted) @ matrix.T).view_as(some)
 
-    found = pseudo_old.descend(images, targets, gradient, steps=3, length=0.4)
+    found = pseudo_old.descend(images, targets, gradient, (0.4, 0.3, 0.1))
     for number in range(5):
         x = images[number].clone()
-        for _ in range(3):
+        for length in (0.4, 0.3, 0.1):
             slope = matrix @ (matrix.T @ x.flatten() - targets[number])
-            x -= 0.4 * (slope / math.sqrt(sum(each**2 for each in slope.tolist()))).view_as(x)
+            x -= length * (slope / math.sqrt(sum(each**2 for each in slope.tolist()))).view_as(x)
         torch.testing.assert_close(found[number], x)
-    once = pseudo_old.descend(images, targets, gradient, steps=1, length=0.4)
+    once = pseudo_old.descend(images, targets, gradient, [0.4])
     torch.testing.assert_close((once - images).flatten(1).norm(dim=1), torch.full((5,), 0.4, dtype=torch.float64))
+
+
+def test_lengths_are_equal_or_fall_towards_zero() -> None:
+    assert pseudo_old.step_lengths(3, 6.0, falling=False) == (6.0, 6.0, 6.0)
+    assert pseudo_old.step_lengths(4, 8.0, falling=True) == (8.0, 6.0, 4.0, 2.0)
 
 
 def test_an_image_without_a_gradient_stays() -> None:
     images = random(2, 3, 4, 4).float()
-    found = pseudo_old.descend(images, random(2, 7).float(), lambda some, _: torch.zeros_like(some), 2, 6.0)
+    found = pseudo_old.descend(images, random(2, 7).float(), lambda some, _: torch.zeros_like(some), [6.0] * 2)
     assert torch.equal(found, images)
 
 
 def test_half_precision_keeps_its_type_and_its_length() -> None:
     images = torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16)
     slope = 1e-3 * random(2, 3, 8, 8).bfloat16()
-    found = pseudo_old.descend(images, random(2, 7), lambda some, _: slope, 1, 6.0)
+    found = pseudo_old.descend(images, random(2, 7), lambda some, _: slope, [6.0])
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float().flatten(1).norm(dim=1), torch.full((2,), 6.0), rtol=0.01, atol=0)

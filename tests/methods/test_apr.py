@@ -74,7 +74,7 @@ def test_a_group_shares_the_length_of_a_step() -> None:
             batch = (batch - length * leaf.grad / leaf.grad.norm()).clamp(-1.5, 1.5)
         expected.append(batch)
     limits = torch.tensor(-1.5), torch.tensor(1.5)
-    found = descend(images, targets, gradient, 3, 2.0, group=4, limits=limits)
+    found = descend(images, targets, gradient, [2.0] * 3, group=4, limits=limits)
     torch.testing.assert_close(found, torch.cat(expected))
 
 
@@ -82,9 +82,9 @@ def test_groups_stay_together_in_any_pieces(stream: Stream, monkeypatch: pytest.
     method = begun(stream)
     images = stream.test_images[:22]
     targets = method.memory.means[torch.arange(22) % 4]
-    whole = attack.towards(method.old_network, images, targets, 2, 1.0, group=8)
+    whole = attack.towards(method.old_network, images, targets, [1.0] * 2, group=8)
     monkeypatch.setattr(attack, "LARGEST_PIECE", 10 * images[0, 0].numel())
-    parts = attack.towards(method.old_network, images, targets, 2, 1.0, group=8)
+    parts = attack.towards(method.old_network, images, targets, [1.0] * 2, group=8)
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-4)
 
 
@@ -178,8 +178,8 @@ def test_classes_follow_the_drift_of_their_own_images(stream: Stream) -> None:
         expected = []
         for number, mean in enumerate(means):
             made = attack.towards(
-                method.old_network, whole[rows[number]], mean.expand(20, -1), 3,
-                method.settings.drift_length, group=64, limits=limits,
+                method.old_network, whole[rows[number]], mean.expand(20, -1),
+                [method.settings.drift_length] * 3, group=64, limits=limits,
             )  # fmt: skip
             assert made.amin() >= limits[0]
             old, new = method.old_network.features(made), method.network.features(made)

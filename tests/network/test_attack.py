@@ -50,11 +50,11 @@ def test_attack_brings_features_nearer_and_is_per_image(
 ) -> None:
     images, targets = images_and_targets(network)
     with torch.no_grad():
-        moved = attack.towards(network, images, targets, steps=4, length=1.5)
+        moved = attack.towards(network, images, targets, [1.5] * 4)
         pairs = zip(images.split(1), targets.split(1), strict=True)
-        alone = torch.cat([attack.towards(network, image, target, 4, 1.5) for image, target in pairs])
+        alone = torch.cat([attack.towards(network, image, target, [1.5] * 4) for image, target in pairs])
         monkeypatch.setattr(attack, "LARGEST_PIECE", 4 * images[0, 0].numel())
-        pieces = attack.towards(network, images, targets, 4, 1.5)
+        pieces = attack.towards(network, images, targets, [1.5] * 4)
         before, after = ((network.features(x) - targets).norm(dim=1) for x in (images, moved))
     torch.testing.assert_close(moved, alone)
     torch.testing.assert_close(moved, pieces)

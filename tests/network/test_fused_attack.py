@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
@@ -34,8 +35,11 @@ def by_autograd(network: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
     return torch.autograd.grad(loss, leaf)[0]
 
 
-def by_autograd_towards(network: nn.Module, images: Tensor, targets: Tensor, steps: int, length: float) -> Tensor:
-    for _ in range(steps):
+LENGTHS = (0.1, 0.07, 0.03)
+
+
+def by_autograd_towards(network: nn.Module, images: Tensor, targets: Tensor, lengths: Sequence[float]) -> Tensor:
+    for length in lengths:
         slope = by_autograd(network, images, targets)
         images = images - length * slope / slope.flatten(1).norm(dim=1)[:, None, None, None]
     return images
@@ -90,10 +94,10 @@ def test_steps_of_a_length_towards_the_targets(monkeypatch: pytest.MonkeyPatch) 
     backbone = make(torch.float64)
     fused = FusedBackbone(backbone, torch.float64)
     images, targets = draw(5, 3, 8, 8), draw(5, 16, seed=1).abs()
-    moved = FusedAttack(fused).towards(images, targets, steps=3, length=0.1)
-    torch.testing.assert_close(moved, by_autograd_towards(backbone, images, targets, 3, 0.1), atol=1e-9, rtol=1e-9)
-    for count, steps in ((5, 0), (0, 3)):
-        assert torch.equal(FusedAttack(fused).towards(images[:count], targets[:count], steps, 0.1), images[:count])
+    moved = FusedAttack(fused).towards(images, targets, LENGTHS)
+    torch.testing.assert_close(moved, by_autograd_towards(backbone, images, targets, LENGTHS), atol=1e-9, rtol=1e-9)
+    for count, lengths in ((5, ()), (0, LENGTHS)):
+        assert torch.equal(FusedAttack(fused).towards(images[:count], targets[:count], lengths), images[:count])
     before, after = ((backbone(x) - targets).square().sum(dim=1) for x in (images, moved))
     assert bool((after < before).all())
 
@@ -104,7 +108,7 @@ def test_an_image_without_gradient_stays(dtype: torch.dtype) -> None:
     images = draw(2, 3, 8, 8, dtype=dtype)
     targets = draw(2, 16, seed=1, dtype=dtype).abs()
     targets[0] = fused(images)[0]
-    moved = FusedAttack(fused).towards(images, targets, steps=1, length=6.0)
+    moved = FusedAttack(fused).towards(images, targets, [6.0])
     assert torch.equal(moved[0], images[0])
     torch.testing.assert_close((moved[1] - images[1]).norm(), torch.tensor(6.0, dtype=dtype))
 
@@ -134,7 +138,7 @@ def test_which_networks_have_one() -> None:
     network.train()
     assert attack_on(network, images) is None
     with pytest.raises(TrainingError, match="frozen network only"):
-        attack.towards(images, draw(2, 16), 1, 0.1)
+        attack.towards(images, draw(2, 16), [0.1])
     network.eval()
     hook = network.backbone.register_forward_hook(lambda *_: None)
     assert attack_on(network, images) is None
@@ -164,15 +168,15 @@ def test_a_graph_takes_the_same_steps(count: int, pixels: int) -> None:
     fused = FusedBackbone(backbone, torch.bfloat16)
     attack = FusedAttack(fused)
     images, targets = draw(count, 3, pixels, pixels).bfloat16().cuda(), draw(count, 256, seed=1).abs().float().cuda()
-    eager = attack.towards(images, targets, 3, 1.0)
+    eager = attack.towards(images, targets, (1.0, 0.8, 0.6))
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
-        captured = [attack.towards(images, targets, 3, 1.0) for _ in range(2)]
+        captured = [attack.towards(images, targets, (1.0, 0.8, 0.6)) for _ in range(2)]
         torch.cuda.synchronize()
     assert attack._graphs
     for moved in captured:
         distance = (moved.float() - eager.float()).flatten(1).norm(dim=1)
         assert float(distance.max()) < 0.3  # three steps of length 1; sums may be split differently
-    wide = by_autograd_towards(backbone, images.float(), targets, 3, 1.0)
+    wide = by_autograd_towards(backbone, images.float(), targets, (1.0, 0.8, 0.6))
     ways = [(x.float() - images.float()).flatten(1) for x in (wide, captured[0])]
     assert float(torch.cosine_similarity(*ways, dim=1).median()) > 0.9

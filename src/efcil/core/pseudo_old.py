@@ -7,7 +7,7 @@ distances alone; the caller gives the random numbers, and a function that return
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -48,6 +48,11 @@ def choose_sources(distances: Tensor, labels: Tensor, noise: Tensor | None = Non
     return (scores if noise is None else noise + scores).argmax(dim=1)
 
 
+def step_lengths(steps: int, length: float, falling: bool) -> tuple[float, ...]:
+    """The lengths of so many steps: all equal, or falling in equal parts from `length` towards zero."""
+    return tuple(length * (1 - step / steps if falling else 1.0) for step in range(steps))
+
+
 def gumbel(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """Standard Gumbel noise (rows, columns), float32, on the generator's device."""
     exponential = torch.empty(rows, columns, device=generator.device).exponential_(generator=generator)
@@ -58,21 +63,20 @@ def descend(
     images: Tensor,
     targets: Tensor,
     gradient: Gradient,
-    steps: int,
-    length: float,
+    lengths: Sequence[float],
     *,
     group: int = 1,
     limits: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Images (K, 3, h, w) after `steps` steps of `length` each down the gradient towards their targets (K, n).
+    """Images (K, 3, h, w) after steps of these `lengths` down the gradient towards their targets (K, n).
 
-    The length is that of the whole image as a vector; an image whose gradient is zero stays. Values are not clamped,
-    unless there are `limits`. With a `group`, so many consecutive images share a length: the root mean square over them
-    is `length`, and an image that is far from its target moves further than one that is near. The gradient must then be
+    A length is that of the whole image as a vector; an image whose gradient is zero stays. Values are not clamped,
+    unless there are `limits`. With a `group`, so many consecutive images share a length: it is the root mean square
+    over them, and an image that is far from its target moves further than one that is near. The gradient must then be
     known up to one factor for all.
     """
     moved = images
-    for _ in range(steps):
+    for length in lengths:
         slope = gradient(moved, targets)
         norm = torch.linalg.vector_norm(slope, dim=(1, 2, 3), keepdim=True, dtype=_wide(slope.dtype))
         if group > 1:

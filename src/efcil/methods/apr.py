@@ -124,8 +124,8 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
         radius = settings.noise * gaussians.perturbation_radius(self.memory.covariances)
         targets = means + radius * torch.randn(means.shape, generator=generator, device=device)
         images = _images(sources.data, sources.view.of(sources.rows[chosen]))
-        steps, length = settings.attack_steps, settings.attack_length
-        made = attack.towards(self.old_network, images, targets, steps, length, group=settings.pseudo_batch)
+        lengths = [settings.attack_length] * settings.attack_steps
+        made = attack.towards(self.old_network, images, targets, lengths, group=settings.pseudo_batch)
         logits = self.frozen(made)["logits"]
         # Channels last, because so a step's images are read as the network wants them.
         return {
@@ -201,10 +201,8 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
         """
         settings, means = self.settings, self.memory.means
         images = _images(data, view)
-        made = attack.towards(
-            self.old_network, images, means[number].expand(len(images), -1), settings.drift_steps,
-            settings.drift_length, group=settings.drift_batch, limits=limits,
-        )  # fmt: skip
+        wanted, lengths = means[number].expand(len(images), -1), [settings.drift_length] * settings.drift_steps
+        made = attack.towards(self.old_network, images, wanted, lengths, group=settings.drift_batch, limits=limits)
         old, new = self.old_network.features(made).float(), self.network.features(made).float()
         there = torch.cdist(old, means).argmin(dim=1) == number
         order = (~there).int().argsort(stable=True)

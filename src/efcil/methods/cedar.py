@@ -160,6 +160,12 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
             minimum=0,
             needs=_MADE,
         )
+        attack_schedule: str = option(
+            "equal",
+            "Lengths of the steps: equal, or falling (in equal parts, from attack_length in the first one towards 0).",
+            choices=("equal", "falling"),
+            needs=_MADE,
+        )
         efm_on: str = option(
             "current",
             "What the feature matrix is measured on: current (images), gaussians (also features drawn of every old "
@@ -222,7 +228,8 @@ class Cedar(ElasticFeatureConsolidationPlusPlus):
         """Return pseudo-old images made of `images`, and what features the old network gives them."""
         settings = self.settings
         length = settings.attack_length * images.shape[-1] / USUAL_SIDE
-        made = attack.towards(self.old_network, images, targets, settings.attack_steps, length)
+        lengths = pseudo_old.step_lengths(settings.attack_steps, length, settings.attack_schedule == "falling")
+        made = attack.towards(self.old_network, images, targets, lengths)
         return made, self.old_network.features(made)
 
     def ahead(self, piece: Piece) -> dict[str, Tensor]:

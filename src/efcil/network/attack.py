@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -34,13 +35,12 @@ def towards(
     network: IncrementalNetwork,
     images: Tensor,
     targets: Tensor,
-    steps: int,
-    length: float,
+    lengths: Sequence[float],
     *,
     group: int = 1,
     limits: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Return images after `steps` steps of `length` towards features `targets` (K, n) of a frozen network.
+    """Return images after steps of these `lengths` towards features `targets` (K, n) of a frozen network.
 
     As many images pass through the network at a time as fit a fixed amount of memory. In a run of several processes
     each changes its own part; all must call this with the same images. `group` and `limits` are those of `descend`;
@@ -54,9 +54,9 @@ def towards(
     def move(some: Tensor, wanted: Tensor) -> Tensor:
         fused = attack_on(network, some) if group == 1 and limits is None else None
         if fused is not None:
-            return fused.towards(some, wanted, steps, length)
+            return fused.towards(some, wanted, lengths)
         gradient = partial(input_gradient, network)
-        return descend(some, wanted, gradient, steps, length, group=group, limits=limits)
+        return descend(some, wanted, gradient, lengths, group=group, limits=limits)
 
     images = images.contiguous(memory_format=torch.channels_last)
     parts = zip(images[rows].split(size), targets[rows].split(size), strict=True)

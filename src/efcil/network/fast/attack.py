@@ -8,6 +8,7 @@ activations themselves. No weight gradient is computed. On CUDA all steps of a p
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -57,17 +58,17 @@ class FusedAttack:
         return self._compute(working, targets)
 
     @torch.no_grad()
-    def towards(self, images: Tensor, targets: Tensor, steps: int, length: float) -> Tensor:
-        """Return images after `steps` steps of `length` (per image, as a vector) down the gradient.
+    def towards(self, images: Tensor, targets: Tensor, lengths: Sequence[float]) -> Tensor:
+        """Return images after steps of these `lengths` (per image, as a vector) down the gradient.
 
         An image whose gradient is zero stays. Values are not clamped.
         """
-        if steps == 0 or len(images) == 0:
+        if len(lengths) == 0 or len(images) == 0:
             return images.clone()
         self._prepare()
         most = max(1, LARGEST_PIECE // (images.shape[2] * images.shape[3]))
         pieces = zip(images.split(most), targets.split(most), strict=True)
-        moved = [self._move(piece, wanted, steps, length, most) for piece, wanted in pieces]
+        moved = [self._move(piece, wanted, tuple(lengths), most) for piece, wanted in pieces]
         return torch.cat(moved) if len(moved) > 1 else moved[0]
 
     def _prepare(self) -> None:
@@ -80,25 +81,25 @@ class FusedAttack:
 
     # -- several steps -----------------------------------------------------------------------------------------
 
-    def _move(self, images: Tensor, targets: Tensor, steps: int, length: float, most: int) -> Tensor:
+    def _move(self, images: Tensor, targets: Tensor, lengths: tuple[float, ...], most: int) -> Tensor:
         """Return a piece of at most `most` images after its steps."""
         if not self._captures(images):
             piece = self._static(images, targets, len(images))
             self._fill(piece, images, targets)
-            self._steps(piece, steps, length)
+            self._steps(piece, lengths)
             return piece.images.to(images.dtype)
         # Pieces of few sizes, so that there are few graphs; the rows that are left over are computed in vain.
         size = min(most, max(SMALLEST_GRAPH, 1 << (len(images) - 1).bit_length()))
-        key = (size, *images.shape[1:], steps, length)
+        key = (size, *images.shape[1:], lengths)
         piece = self._graphs.get(key) or self._static(images, targets, size)
         if self._used is not None:
             torch.cuda.current_stream().wait_event(self._used)  # another stream may have used the same memory
         self._fill(piece, images, targets)
         if piece.replayed is None:
             self._graphs[key] = piece
-            self._steps(piece, steps, length)  # compiles, and allocates what is kept
+            self._steps(piece, lengths)  # compiles, and allocates what is kept
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            piece.replayed = capture(lambda: self._steps(piece, steps, length), self._pool)
+            piece.replayed = capture(lambda: self._steps(piece, lengths), self._pool)
             self._fill(piece, images, targets)
         piece.replayed.replay()
         moved = piece.images[: len(images)].to(images.dtype, copy=True)
@@ -127,8 +128,8 @@ class FusedAttack:
         piece.working[: len(images)].copy_(images)
         piece.targets[: len(images)].copy_(targets)
 
-    def _steps(self, piece: _Graph, steps: int, length: float) -> None:
-        for _ in range(steps):
+    def _steps(self, piece: _Graph, lengths: Sequence[float]) -> None:
+        for length in lengths:
             _, gradient = self._compute(piece.working, piece.targets)
             self.fused.operations.descend(piece.images, gradient, piece.working, length)
 
