@@ -190,11 +190,32 @@ def test_phases_without_epochs_are_said_with_what_later_tasks_need(clock: FakeCl
         with doing("preparing the images of the task"):
             beating(clock, progress, 26.0)
     said = log.read_text().splitlines()
-    # Three times as many images are left, then two tasks of an epoch each.
-    assert said[1] == "task 1/3  statistics: images 100/400  (40 s so far)  2 min 04 s left"
+    # Three times as many images are left, then two tasks of an epoch each, with as many images at their ends.
+    assert said[1] == "task 1/3  statistics: images 100/400  (40 s so far)  7 min 24 s left"
     assert said[2] == "task 1 done"
     # The end of the first task took 40 seconds.
     assert said[3].startswith("task 2/3  preparing the images of the task  (25 s so far)")
+
+
+def test_an_end_that_takes_longer_than_the_one_before_is_expected_of_later_tasks(clock: FakeClock) -> None:
+    stream = io.StringIO()
+    with Progress(3, stream=stream, clock=clock, tick=None) as progress:
+        progress.begin_task(0, epochs=1, later_epochs=2.0, later_tasks=2)
+        progress.epoch(report(0, 1))  # two seconds
+        clock.now += 1.0
+        progress.end_task("task 1 done")
+        for task, later in ((1, 1), (2, 0)):
+            progress.begin_task(task, epochs=1, later_epochs=float(later), later_tasks=later)
+            progress.epoch(report(0, 1))
+            with doing("statistics"):
+                clock.now += 100.0 * task
+                progress.beat()
+            progress.end_task(f"task {task + 1} done")
+    said = [line for line in stream.getvalue().splitlines() if "so far" in line]
+    assert said == [
+        "task 2/3  statistics  (1 min 40 s so far)  1 min 42 s left",
+        "task 3/3  statistics  (3 min 20 s so far)  time left not known yet",
+    ]
 
 
 def test_before_the_first_task_there_is_a_line_too(clock: FakeClock) -> None:

@@ -26,12 +26,8 @@ FAR: dict[str, Any] = {
     "adapter_batch_size": 8,
     "covariance_limit": 0.0,
     "covariance_share": 0.5,
-    "pseudo_old_choice": "nearest",
     "pseudo_old_fade": 1.0,
-    "pseudo_old_sources": "near",
-    "pseudo_old_targets": "gaussian",
     "projection_threshold": 0.3,
-    "solver": "sklearn",
     "threshold": 0.999,
     "tolerance": 0.5,
 }
@@ -41,6 +37,8 @@ def changed(known: Option) -> Any:
     """A value of an option that is not its default."""
     if known.name in FAR:
         return FAR[known.name]
+    if known.choices is not None:
+        return next(choice for choice in known.choices if choice != known.default)
     if isinstance(known.default, bool):
         return not known.default
     return max(2, known.default // 3) if isinstance(known.default, int) else known.default * 3

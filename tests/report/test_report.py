@@ -420,6 +420,15 @@ class TestGroups:
         write_run(root, "digits", "cs5", label(other), 0, method="lwf").write_settings(other)
         return table(find_runs([root]))
 
+    def test_every_row_says_its_recipe_if_one_does(self, tmp_path: Path) -> None:
+        for method, recipe in (("cedar", None), ("efc", "modern"), ("lwf", None)):
+            settings = Settings(method=method, dataset="cifar100", scenario="cs10", recipe=recipe)
+            write_run(tmp_path, "cifar100", "cs10", label(settings), 0, method=method).write_settings(settings)
+        (group,) = table(find_runs([tmp_path])).groups
+        assert group.settings == ("recipe",)
+        found = {row.method: group.values(row) for row in group.rows}
+        assert found == {"cedar": ["modern"], "efc": ["modern"], "lwf": ["paper"]}
+
     def test_rows_are_named_by_what_differs_and_the_default_is_shown(self, tmp_path: Path) -> None:
         (group,) = self.sweep(tmp_path).groups
         assert (group.settings, group.shared) == (("efm_weight",), ("epochs=2",))

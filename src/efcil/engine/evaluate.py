@@ -28,8 +28,8 @@ CHUNK_BYTES = 1 << 28
 class Answers:
     """What an evaluation found: accuracies (percent) on the tasks so far, and how often which class was answered.
 
-    `agnostic` is among all seen classes, `aware` among those of the true task. `confusion` has (true class, answer among
-    all seen classes, images) for every pair that occurs, in order: of 10,000 classes, a matrix would take 800 MB.
+    `agnostic` is among all seen classes, `aware` among those of the true task. `confusion` has (true class, answer
+    among all seen classes, images) for every pair that occurs, in order: of 10,000 classes, a matrix would take 800 MB.
     `images` (C) are the test images of each class, and `right` (C) those with the right answer: the class, or any class
     with the same answer where classes share one.
     """

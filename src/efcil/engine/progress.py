@@ -288,7 +288,10 @@ class Progress:
         if self._task is None or not (self._seconds or self._ending):
             return left
         spent = 0.0 if self._trained is None else now - self._trained
-        return max(self._ending - spent, left or 0.0) + self._later_epochs * self._seconds_of_epoch() + ends
+        # If this end takes longer than the one before, later ones will too; without a counter its own rest is unknown.
+        ends = max(self._ending, spent + (left or 0.0)) * self._later_tasks
+        rest = max(self._ending - spent, left or 0.0) + self._later_epochs * self._seconds_of_epoch() + ends
+        return rest or None
 
     def _steps(self, work: Work) -> int:
         """Return the steps of an epoch while the task trains, 0 otherwise."""

@@ -8,9 +8,11 @@ is said once, and every other setting is a column, with the default's value in t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from efcil.errors import EfcilError
 from efcil.settings.benchmark import MERGED, SEPARATE
 from efcil.settings.options import show
 
@@ -111,9 +113,20 @@ def value_of(row: Row, name: str) -> str:
         return _said(settings.get(name, "own"))
     if name == "test_views" and settings:
         return _said(settings.get(name, 1))
+    if name == "recipe":
+        return _usual_recipe(row.method)
     if name == "answers" and settings:
         return _said(settings.get(name, SEPARATE))
     return _said(settings.get(name))
+
+
+def _usual_recipe(method: str) -> str:
+    """Return the recipe that a method has unless another is asked for; empty for a method that is not known here."""
+    from efcil import methods
+
+    with suppress(EfcilError):
+        return methods.get(method).usual_recipe
+    return ""
 
 
 def comparable(rows: Sequence[Row]) -> bool:

@@ -323,7 +323,8 @@ def elbow(values: Sequence[float]) -> int:
 
 
 def _spectrum(question: Question) -> Outcome:
-    rows, figures = [], {}
+    rows: list[tuple[str, ...]] = []
+    figures = {}
     lines = [_damping_line(cell) for cell in question.cells]
     for cell, line in zip(question.cells, lines, strict=True):
         for seed, listed in question.rows("spectrum", cell).items():
@@ -338,7 +339,7 @@ def _spectrum(question: Question) -> Outcome:
             which = f"-{slug(cell.variant.name)}" if question.several() else ""
             name = f"{cell.dataset}-{cell.scenario}{which}-seed{seed}"
             figures[name] = _spectrum_figure(question, cell, values_of, classes, line)
-    heading = ("dataset", "scenario", "method", "seed", "task", "seen classes", "elbow", "as expected", "above line")
+    heading = ["dataset", "scenario", "method", "seed", "task", "seen classes", "elbow", "as expected", "above line"]
     notes = [
         "The elbow is where the steepest fall between two eigenvalues comes; it is expected at the number of seen "
         "classes, or one before it, since probabilities sum to one.",
@@ -347,9 +348,9 @@ def _spectrum(question: Question) -> Outcome:
     if None in lines:
         notes.append("Without damping there is no line: the feature matrix alone weighs the drift.")
     if set(lines) == {None}:
-        heading, rows = heading[:-1], [row[:-1] for row in rows]
-        del notes[1]
-    return Outcome((Sheet(question.title, heading, tuple(rows), 4, 4, tuple(notes)),), figures=figures)
+        rows = [row[:-1] for row in rows]
+        del heading[-1], notes[1]
+    return Outcome((Sheet(question.title, tuple(heading), tuple(rows), 4, 4, tuple(notes)),), figures=figures)
 
 
 def _damping_line(cell: Cell) -> float | None:
