@@ -162,9 +162,17 @@ class TestPlans:
         content = {"process": ended_process(), "host": this_computer(), "runs": ["a"]}
         note.write_text(json.dumps(content))
         (tmp_path / f"{PREFIX}y{SUFFIX}").write_text("nonsense")
+        half, others = (
+            tmp_path / f".{PREFIX}{this_computer()}-{process}{SUFFIX}.abcdefgh.tmp"
+            for process in (content["process"], os.getpid())
+        )
+        for each in (half, others):
+            each.write_text("{")
         assert Watcher([tmp_path]).look() == []
         with planned(tmp_path, []):
             assert not note.exists()
+            assert not half.exists()
+            assert others.exists()
 
     def test_an_earlier_failure_that_will_be_tried_again_waits(self, tmp_path: Path) -> None:
         path = make(tmp_path / "run", log=BEGUN + "Failed: before\n", written=1000.0)

@@ -39,10 +39,11 @@ def test_a_sample_of_all_calls() -> None:
     [
         ("learn more", r"unlink model-|unlink partial/state\.json|rmdir partial", 3),
         ("run", r"unlink .*/model/model-", 2),
+        ("run", r"(replace|unlink) \.grid-", 2),
     ],
 )
-def test_what_is_left_of_a_finished_task_is_removed(case: str, calls: str, least: int) -> None:
-    """Killed after the model is in place: the same command has nothing to learn any more, but tidies up."""
+def test_what_is_left_is_removed(case: str, calls: str, least: int) -> None:
+    """Killed after the model is in place, or around its note for `efcil watch`: the same command tidies up."""
     code, said = harness("--case", case, "--fault", "kill", "--call", calls, "--jobs", "1")
     assert code == 0, said
     assert int(re.search(r"(\d+) points in", said)[1]) >= least, said

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from pathlib import Path
 
 from efcil import safe_json
 from efcil.errors import RunFolderError
-from efcil.files import is_alive, read_regular, this_computer, write_own
+from efcil.files import is_alive, is_regular, read_regular, this_computer, write_own
 
 PREFIX, SUFFIX = ".grid-", ".json"
+#: What a command leaves that is killed while it writes its note: computer, process.
+_HALF = re.compile(rf"\.{re.escape(PREFIX)}(.+)-(\d{{1,20}}){re.escape(SUFFIX)}\.\w+\.tmp")
 MOST_BYTES = 1 << 22
 #: Seconds after which a note of another computer counts only while one of its runs shows signs of life.
 FRESH_SECONDS = 600.0
@@ -37,10 +40,8 @@ def planned(output: Path, runs: Sequence[Path]) -> Iterator[None]:
     """Leave the note while the context lasts. A folder that cannot be written to must not hinder training."""
     file = output / f"{PREFIX}{this_computer()}-{os.getpid()}{SUFFIX}"
     names = [os.path.relpath(run, output) for run in runs]
+    _remove_ended(output)
     with suppress(OSError, RunFolderError):
-        for note in _notes(output):
-            if (plan := _read(note)) is not None and plan.alive is False:
-                note.unlink(missing_ok=True)
         write_own(file, json.dumps({"process": os.getpid(), "host": this_computer(), "runs": names}) + "\n")
     try:
         yield
@@ -53,6 +54,18 @@ def plans(output: Path) -> list[Plan]:
     """Return the plans of the commands that may be running in this folder."""
     found = [_read(note) for note in _notes(output)]
     return [plan for plan in found if plan is not None and plan.alive is not False]
+
+
+def _remove_ended(output: Path) -> None:
+    """Remove what commands of this computer have left that were killed."""
+    with suppress(OSError):
+        for note in _notes(output):
+            if (plan := _read(note)) is not None and plan.alive is False:
+                note.unlink(missing_ok=True)
+        for path in output.iterdir():
+            named = _HALF.fullmatch(path.name)
+            if named is not None and is_alive(int(named[2]), named[1]) is False and is_regular(path):
+                path.unlink(missing_ok=True)
 
 
 def _notes(output: Path) -> list[Path]:
