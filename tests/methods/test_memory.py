@@ -92,6 +92,14 @@ def test_means_alone() -> None:
     assert torch.equal(memory.means, before)
 
 
+def as_kept(covariances: torch.Tensor, form: str, share: float) -> torch.Tensor:
+    """What a memory makes of covariances (G, n, n) that it keeps in a form."""
+    if form == "diagonal":
+        return torch.diag_embed(covariances.diagonal(dim1=1, dim2=2))
+    factors = low_rank(covariances, share)
+    return factors @ factors.mT if form == "low-rank" else covariances
+
+
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("form", ["class", "task", "low-rank", "diagonal"])
 def test_a_map_carries_means_and_covariances(form: str, residual: bool) -> None:
@@ -102,12 +110,8 @@ def test_a_map_carries_means_and_covariances(form: str, residual: bool) -> None:
     means, covariances = memory.means.double(), memory.covariances.double()
     memory.carry(by, residual)
     torch.testing.assert_close(memory.means.double(), means @ matrix.T + by.shift, rtol=1e-4, atol=1e-4)
-    expected = matrix @ covariances @ matrix.T + (by.residual if residual else 0.0)
-    if form == "diagonal":
-        expected = torch.diag_embed(expected.diagonal(dim1=1, dim2=2))
-    if form == "low-rank":
-        factors = low_rank(expected, 0.8 if residual else 1.0)
-        expected = factors @ factors.mT
+    moved = matrix @ covariances @ matrix.T + (by.residual if residual else 0.0)
+    expected = as_kept(moved, form, 0.8 if residual else 1.0)
     torch.testing.assert_close(memory.covariances.double(), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -125,12 +129,8 @@ def test_every_class_may_have_a_map_of_its_own(form: str, residual: bool) -> Non
     for by, before, after in zip(maps, means, memory.means, strict=True):
         torch.testing.assert_close(after, by.points(before[None])[0])
     groups = [[one for one, g in zip(each, which, strict=True) if g == group] for group in range(len(covariances))]
-    expected = torch.stack([torch.stack(group).mean(dim=0) for group in groups])
-    if form == "diagonal":
-        expected = torch.diag_embed(expected.diagonal(dim1=1, dim2=2))
-    if form == "low-rank":
-        factors = low_rank(expected, 0.8 if residual else 1.0)
-        expected = factors @ factors.mT
+    moved = torch.stack([torch.stack(group).mean(dim=0) for group in groups])
+    expected = as_kept(moved, form, 0.8 if residual else 1.0)
     torch.testing.assert_close(memory.covariances.double(), expected, rtol=1e-3, atol=1e-3)
 
 

@@ -60,6 +60,24 @@ def chosen(arguments: argparse.Namespace) -> Engine | None:
     return None if engine.name == LOCAL else engine
 
 
+def train(
+    settings: list[Settings], arguments: argparse.Namespace, log: Sequence[str], engine: Engine | None
+) -> list[Path]:
+    """Train a grid as the command line asks for it, and return the folders of its runs."""
+    from efcil.experiment import run_grid
+
+    return run_grid(
+        settings,
+        arguments.output,
+        jobs_per_gpu=arguments.jobs_per_gpu,
+        quiet=arguments.quiet,
+        checkpoint_steps=arguments.checkpoint_steps,
+        debug=getattr(arguments, "debug", False),
+        log=log,
+        engine=engine,
+    )
+
+
 def commands(
     settings: Sequence[Settings],
     arguments: argparse.Namespace,

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efcil.commands.engines import add_flags, chosen
+from efcil.commands.engines import add_flags, chosen, train
 from efcil.commands.parser import Parser, add_checkpoint_steps, add_jobs_per_gpu, add_log, counted, trackers
 from efcil.errors import EfcilError, GridError, Mistakes, SettingsError
 
@@ -140,19 +140,7 @@ def _train(
     from efcil.studies.plan import longest_first
 
     try:
-        settings = _validated(longest_first(runs))
-        from efcil.experiment import run_grid
-
-        run_grid(
-            settings,
-            arguments.output,
-            jobs_per_gpu=arguments.jobs_per_gpu,
-            quiet=arguments.quiet,
-            checkpoint_steps=arguments.checkpoint_steps,
-            debug=getattr(arguments, "debug", False),
-            log=log,
-            engine=engine,
-        )
+        train(_validated(longest_first(runs)), arguments, log, engine)
     except (EfcilError, KeyboardInterrupt) as error:
         if not isinstance(error, GridError):
             print("Stopped; this is the result of what there is.\n")

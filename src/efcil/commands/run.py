@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil import ranks
-from efcil.commands.engines import add_flags, add_print_commands, chosen, commands
+from efcil.commands.engines import add_flags, add_print_commands, chosen, commands, train
 from efcil.commands.parser import (
     Parser,
     add_checkpoint_steps,
@@ -89,7 +89,6 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequence[str], engine: Engine | None) -> int:
     # Imported last: training needs torch, and without it mistakes are reported faster.
-    from efcil.experiment import run_grid
     from efcil.report import render, table
     from efcil.runfolder import RunFolder
 
@@ -100,16 +99,7 @@ def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequenc
         return 0
     failure: GridError | None = None
     try:
-        paths = run_grid(
-            settings,
-            arguments.output,
-            jobs_per_gpu=arguments.jobs_per_gpu,
-            quiet=arguments.quiet,
-            checkpoint_steps=arguments.checkpoint_steps,
-            debug=getattr(arguments, "debug", False),
-            log=log,
-            engine=engine,
-        )
+        paths = train(settings, arguments, log, engine)
     except GridError as error:  # the table still shows the runs that finished
         failure, paths = error, error.paths
     if not ranks.first():  # that one reads the results, and says what failed

@@ -79,11 +79,10 @@ class Trainer:
         self.optimiser: Optimiser
         self.trains = bool(groups) and recipe.epochs > 0
         self.rotated = rotated.attach(learner, task, recipe) if self.trains else None
-        if self.rotated is not None:
-            groups.append({"params": list(self.rotated.parameters()), "learning_rate": recipe.learning_rate})
         self.mixed = mixed.attach(learner, task, recipe) if self.trains else None
-        if self.mixed is not None:
-            groups.append({"params": list(self.mixed.parameters()), "learning_rate": recipe.learning_rate})
+        for rows in (self.rotated, self.mixed):
+            if rows is not None:
+                groups.append({"params": list(rows.parameters()), "learning_rate": recipe.learning_rate})
         if not self.trains:
             self.optimiser = Optimiser()  # never used: this task is learned only in end_task
         elif learner.network.fast is not None:
