@@ -8,8 +8,8 @@ import torch
 
 
 def compiled(device: torch.device) -> bool:
-    """Return whether kernels are compiled for a device: it must be a CUDA device, and Triton installed."""
-    return device.type == "cuda" and _triton()
+    """Return whether kernels are compiled for a device: it must be a GPU of NVIDIA's, and Triton installed."""
+    return device.type == "cuda" and torch.version.hip is None and _triton()
 
 
 @cache

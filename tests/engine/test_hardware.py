@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from efcil.compiled import compiled
 from efcil.engine.hardware import MPS_SHARE, choose_execution, describe, refuse_broken_products, switches
 from efcil.engine.trainer import Execution
 from efcil.errors import SettingsError, TrainingError
@@ -67,6 +68,43 @@ def test_a_product_that_leaves_its_last_rows_unwritten_is_refused(monkeypatch, d
 
 def test_on_a_cpu_tf32_is_fp32():
     assert choose_execution(Settings(precision="tf32", device="cpu")) == PLAIN
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Return a function that stands a GPU of a name and a compute capability in, of AMD's if there is none."""
+
+    def stand_in(name, capability):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability or (9, 4))
+        monkeypatch.setattr(torch.version, "hip", None if capability else "7.0")
+        return torch.device("cuda", 0)
+
+    return stand_in
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (12, 0)])
+def test_gpus_with_bf16_take_the_fused_path(card, capability):
+    device = card("a GPU", capability)
+    assert choose_execution(Settings()) == Execution(device, half=True, fused=True, captured=True)
+
+
+@pytest.mark.parametrize(("name", "capability"), [("Tesla T4", (7, 5)), ("an AMD GPU", None)])
+def test_gpus_without_bf16_compute_in_fp32_layer_by_layer(card, name, capability):
+    device = card(name, capability)
+    assert choose_execution(Settings()) == Execution(device, half=False, fused=False, captured=False)
+    asked = choose_execution(Settings(precision="bf16"))
+    assert (asked.half, asked.fused) == (True, False)
+    with pytest.raises(SettingsError, match=f"8.0 .*or later only, and this is {name}"):
+        choose_execution(Settings(precision="bf16", path="fused"))
+
+
+def test_kernels_are_for_gpus_of_nvidia(card):
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    assert compiled(card("a GPU", (9, 0)))
+    assert not compiled(card("an AMD GPU", None))
 
 
 @pytest.mark.parametrize(("tf32", "half", "allowed"), [(True, False, True), (False, False, False), (False, True, True)])

@@ -29,10 +29,16 @@ def choose_execution(settings: TrainingSettings) -> Execution:
     """Return how a run is executed on this machine; settings left open get the fastest value that applies."""
     device = choose_device(settings.device)
     on_cuda = device.type == "cuda"
-    half = on_cuda if settings.precision == "auto" else settings.precision == "bf16"
-    fused = on_cuda and half if settings.path == "auto" else settings.path == "fused"
+    suited = multiplies_bf16(device)
+    half = suited if settings.precision == "auto" else settings.precision == "bf16"
+    fused = suited and half if settings.path == "auto" else settings.path == "fused"
     if fused and half and not on_cuda:
         raise SettingsError("The fused path computes in bf16 on GPUs only. Use --precision fp32, or --path plain.")
+    if fused and half and not suited:
+        raise SettingsError(
+            f"The fused path computes in bf16 on NVIDIA GPUs of compute capability 8.0 (Ampere) or later only, and "
+            f"this is {torch.cuda.get_device_name(device)}. Leave out --precision and --path."
+        )
     # fp32 and tf32 on the plain path are the reference for everything faster, so they stay eager.
     # Nor is a step captured whose gradients are averaged over processes: that was never tried on several GPUs.
     captured = on_cuda and (half or fused) and not ranks.several()
@@ -55,6 +61,12 @@ def choose_device(name: str) -> torch.device:
     if index >= count:
         raise SettingsError(f"Device {name} was requested, but there are {count} GPUs here, numbered from 0.")
     return torch.device("cuda", index)
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether a device has units for bf16: NVIDIA's GPUs since Ampere. Others emulate it, or raise."""
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    return nvidia and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _own_gpu(device: torch.device, count: int) -> torch.device:
