@@ -15,7 +15,7 @@ from efcil.resolution import identity, label, load_config, resolve, to_yaml
 from efcil.settings import Settings
 
 WITH_MODERN = [name for name in presets() if load_preset(name).modern is not None]
-TABLE = ("lwf", "efc", "efc++", "ldc", "adagauss", "dpcr", "cedar")
+TABLE = ("lwf", "efc", "efc++", "ldc", "adagauss", "dpcr", "apr", "cedar")
 
 
 def cifar(method: str, recipe: str | None = None) -> Settings:

@@ -92,3 +92,10 @@ def test_half_precision_keeps_its_type_and_its_length() -> None:
     found = pseudo_old.descend(images, random(2, 7), lambda some, _: slope, [6.0])
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float().flatten(1).norm(dim=1), torch.full((2,), 6.0), rtol=0.01, atol=0)
+
+
+def test_steps_smaller_than_half_precision_add_up() -> None:
+    images = torch.full((1, 3, 8, 8), 1.5, dtype=torch.bfloat16)  # the next number is 0.0078 away
+    length = 0.002 * math.sqrt(images.numel())
+    found = pseudo_old.descend(images, random(1, 7), lambda some, _: torch.ones_like(some), [length] * 8)
+    torch.testing.assert_close(found.float(), torch.full((1, 3, 8, 8), 1.484), rtol=0.0, atol=0.004)

@@ -86,3 +86,8 @@ def test_the_published_recipe_is_its_own() -> None:
     assert (found.first_task.epochs, found.first_task.learning_rate, found.first_task.rotations) == (200, 0.1, True)
     assert (found.later.epochs, found.later.batch_size, found.later.learning_rate) == (200, 256, 0.01)
     assert found.later.gradient_clip == 1.0
+
+
+def test_tiny_imagenet_is_cropped_and_mirrored_alone() -> None:
+    found = resolve(Settings(method="bicyc", dataset="tiny-imagenet", scenario="cs10"))
+    assert found.augmentation == "crop-flip-8"

@@ -68,3 +68,15 @@ def test_fused_network_gives_the_gradient_of_its_layers(network: IncrementalNetw
     fast.install(network, torch.float64)
     assert network.path == "fused"
     torch.testing.assert_close(attack.input_gradient(network, images, targets), expected)
+
+
+def test_groups_and_limits_use_the_fused_network_too(
+    network: IncrementalNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, targets = images_and_targets(network)
+    limits = images.amin() / 2, images.amax() / 2
+    expected = attack.towards(network, images, targets, [1.5] * 3, group=4, limits=limits)
+    fast.install(network, torch.float64)
+    monkeypatch.setattr(attack, "input_gradient", None)  # layer by layer
+    found = attack.towards(network, images, targets, [1.5] * 3, group=4, limits=limits)
+    torch.testing.assert_close(found, expected)

@@ -73,17 +73,17 @@ def descend(
     A length is that of the whole image as a vector; an image whose gradient is zero stays. Values are not clamped,
     unless there are `limits`. With a `group`, so many consecutive images share a length: it is the root mean square
     over them, and an image that is far from its target moves further than one that is near. The gradient must then be
-    known up to one factor for all.
+    known up to one factor for all. Steps add up in float32 at least; the gradient sees images in their own type.
     """
-    moved = images
+    moved = images.to(_wide(images.dtype))
     for length in lengths:
-        slope = gradient(moved, targets)
+        slope = gradient(moved.to(images.dtype), targets)
         norm = torch.linalg.vector_norm(slope, dim=(1, 2, 3), keepdim=True, dtype=_wide(slope.dtype))
         if group > 1:
             norm = _over_groups(norm.flatten(), group).view_as(norm)
-        moved = moved - (length * (slope / norm.clamp(min=torch.finfo(norm.dtype).tiny))).to(moved.dtype)
+        moved = moved - length * (slope / norm.clamp(min=torch.finfo(norm.dtype).tiny))
         moved = moved if limits is None else moved.clamp(*limits)
-    return moved
+    return moved.to(images.dtype)
 
 
 def _over_groups(norms: Tensor, group: int) -> Tensor:

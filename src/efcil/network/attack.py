@@ -52,10 +52,10 @@ def towards(
     size = max(1, LARGEST_PIECE // (images.shape[2] * images.shape[3]) // group) * group
 
     def move(some: Tensor, wanted: Tensor) -> Tensor:
-        fused = attack_on(network, some) if group == 1 and limits is None else None
-        if fused is not None:
+        fused = attack_on(network, some)
+        if fused is not None and group == 1 and limits is None:
             return fused.towards(some, wanted, lengths)
-        gradient = partial(input_gradient, network)
+        gradient = partial(input_gradient, network) if fused is None else fused.input_gradient
         return descend(some, wanted, gradient, lengths, group=group, limits=limits)
 
     images = images.contiguous(memory_format=torch.channels_last)

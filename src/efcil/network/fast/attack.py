@@ -57,6 +57,10 @@ class FusedAttack:
         working = images.to(self.fused.dtype).contiguous(memory_format=torch.channels_last)
         return self._compute(working, targets)
 
+    def input_gradient(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Return that gradient alone."""
+        return self.features_and_input_gradient(images, targets)[1]
+
     @torch.no_grad()
     def towards(self, images: Tensor, targets: Tensor, lengths: Sequence[float]) -> Tensor:
         """Return images after steps of these `lengths` (per image, as a vector) down the gradient.
