@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from scipy.io import savemat
 from shards import plain, write_shard
 
 from efcil.data.deferred import DeferredImages
@@ -81,6 +82,9 @@ def test_class_folders(folder: Path) -> None:
     ("name", "line"),
     [
         ("val_100.txt", "val/{identifier}/{file} {number}"),
+        ("val.txt", "{file} {number}"),
+        ("meta/val.txt", "{file} {number}"),
+        ("val_1000.txt", "val/{identifier}/{file} 2"),  # a number in some other list: the id counts
         ("val/val_annotations.txt", "{file}\t{identifier}\t0\t0\t3\t3"),
         ("LOC_val_solution.csv", "{stem},{identifier} 1 2 3 4 {identifier} 5 6 7 8"),
     ],
@@ -93,8 +97,91 @@ def test_a_flat_validation_folder_with_a_list(folder: Path, name: str, line: str
     flatten(folder)
     with pytest.raises(DataError, match=r"not sorted into class folders, and there is no list of their labels"):
         load(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
     check(load(folder))
+
+
+def official(folder: Path) -> Path:
+    """Make the files of image-net.org: flat validation images, and their classes by numbers of another order."""
+    numbers, truth = {IDS[0]: 2, IDS[1]: 3, IDS[2]: 1}, []
+    for place, file in enumerate(sorted((folder / "val").rglob("*.JPEG"), key=lambda file: file.name[::-1]), start=1):
+        truth.append(numbers[file.parent.name])
+        file.rename(folder / "val" / f"ILSVRC2012_val_{place:08d}.JPEG")
+    flatten(folder)
+    devkit = folder / "ILSVRC2012_devkit_t12" / "data"
+    devkit.mkdir(parents=True)
+    (devkit / "ILSVRC2012_validation_ground_truth.txt").write_text("".join(f"{number}\n" for number in truth))
+    kinds = np.dtype([("ILSVRC2012_ID", object), ("WNID", object), ("words", object)])
+    above = (4, "n00001740", "entity")  # meta.mat has groups of classes, too
+    rows = [(number, identifier, "fish") for identifier, number in numbers.items()]
+    savemat(devkit / "meta.mat", {"synsets": np.array([*rows, above], kinds)[:, None]})
+    return devkit
+
+
+def test_the_files_of_image_net_org(folder: Path) -> None:
+    devkit = official(folder)
+    check(load(folder))
+    (folder / "val").rename(folder / "validation")
+    check(load(folder))
+    truth = devkit / "ILSVRC2012_validation_ground_truth.txt"
+    kept = truth.read_text()
+    truth.write_text(kept.replace("3", "n1"))
+    with pytest.raises(DataError, match=r"Line \d of .*ground_truth\.txt has 'n1', which is no number of a class"):
+        load(folder)
+    truth.write_text(kept)
+    (devkit / "meta.mat").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"meta\.mat cannot be read .* which numbers of ILSVRC2012_validation_ground"):
+        load(folder)
+
+
+def test_labels_that_contradict_a_known_image_are_refused(folder: Path) -> None:
+    wrong = folder / "val" / IDS[0] / "ILSVRC2012_val_00000236.JPEG"  # which is of class n01443537
+    picture(wrong, 0)
+    with pytest.raises(DataError, match=r"00000236\.JPEG is of class n01440764, but it is of class n01443537"):
+        load(folder)
+    wrong.rename(folder / "val" / IDS[1] / wrong.name)
+    assert len(load(folder).test) == 7
+    flatten(folder)
+    (folder / "val.txt").write_text(f"{wrong.name} 2\n")
+    with pytest.raises(DataError, match=r"By .*val\.txt, .* number the classes in another order than their sorted ids"):
+        load(folder)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_files_that_are_no_usual_jpeg(folder: Path) -> None:
+    """ImageNet has a PNG file called .JPEG, 22 in CMYK, grey ones, and some with broken EXIF data."""
+    red = Image.new("RGB", (30, 20), (200, 20, 20))
+    place = folder / "train" / IDS[0]
+    red.save(place / f"{IDS[0]}_0.JPEG", "PNG")
+    red.convert("CMYK").save(place / f"{IDS[0]}_1.JPEG", quality=95)
+    red.convert("L").save(place / f"{IDS[0]}_2.JPEG")
+    red.save(place / f"{IDS[0]}_3.JPEG", quality=95, exif=b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0")
+    colours = np.asarray(load(folder).train.images[:4])[:, 7, 7].astype(int)
+    assert np.abs(colours[[0, 1, 3]] - [200, 20, 20]).max() <= 4
+    assert colours[2].tolist() == [int(colours[2][0])] * 3
+
+
+def test_archives_that_are_not_extracted(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "ILSVRC2012_img_train.tar").touch()
+    with pytest.raises(
+        DataError, match=r"no folder train in it\. It holds archives .*: ILSVRC2012_img_train\.tar\. Ext"
+    ):
+        load(tmp_path)
+    inside = tmp_path / "other" / "train"
+    (inside.parent / "val").mkdir(parents=True)
+    inside.mkdir()
+    (inside / "n01440764.tar").touch()
+    with pytest.raises(DataError, match=r"0 class folders\. It holds archives that are not extracted: n01440764\.tar"):
+        load(inside.parent)
+
+
+def test_a_thousand_folders_that_are_not_called_by_ids(tmp_path: Path) -> None:
+    for number in range(1000):
+        (tmp_path / "train" / str(number)).mkdir(parents=True)
+    (tmp_path / "val").mkdir()
+    with pytest.raises(DataError, match="not called by WordNet ids, but '0' and so on"):
+        load(tmp_path, "imagenet-1k")
 
 
 def test_the_layout_of_kaggle_with_names(folder: Path, tmp_path: Path) -> None:
@@ -108,6 +195,8 @@ def test_the_layout_of_kaggle_with_names(folder: Path, tmp_path: Path) -> None:
     found = load(tmp_path / "kaggle")
     check(found)
     assert found.class_names == ("tench", IDS[1], "shark")
+    (tmp_path / "list.txt").write_text(f"shark\n{IDS[0]}\n")
+    assert load(tmp_path / "kaggle", class_list=str(tmp_path / "list.txt")).class_names == ("tench", "shark")
 
 
 @pytest.mark.parametrize(
@@ -158,6 +247,30 @@ def test_parquet_in_row_groups(tmp_path: Path) -> None:
     two = load(tmp_path, class_list=str(listed))
     assert two.class_names == ("tench", "shark")
     assert (two.train.labels.tolist(), values(two.train.images)) == ([0, 1, 0, 1], [0, 120, 40, 100])
+
+
+def hub(folder: Path, ids: list[str], names: list[str] | None = None) -> None:
+    """Write shards in which images have the names that they have on the Hub: n01440764_18_n01440764.JPEG."""
+    for split, labels in (("train", [2, 0, 1, 0]), ("validation", [0, 1, 2])):
+        contents = [plain(50 * each, 30, 20) for each in labels]
+        paths = [f"{ids[each]}_{row}_{ids[each]}.JPEG" for row, each in enumerate(labels)]
+        file = folder / "data" / f"{split}-00000-of-00001.parquet"
+        write_shard(file, contents, labels, paths=paths, names=names)
+
+
+def test_classes_of_shards_by_id_and_by_name(tmp_path: Path) -> None:
+    hub(tmp_path, IDS, ["tench", "goldfish", "shark"])
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"{IDS[2]}\ngoldfish\n")
+    found = load(tmp_path, class_list=str(listed))
+    assert (found.class_names, found.train.labels.tolist()) == (("goldfish", "shark"), [1, 0])
+    assert values(found.train.images) == [100, 50]
+
+
+def test_shards_with_another_order_of_the_classes_are_refused(tmp_path: Path) -> None:
+    hub(tmp_path, [IDS[1], IDS[0], IDS[2]])
+    with pytest.raises(DataError, match=r"another order than ImageNet .*class 0 is 'n01440764' and 'n01443537'"):
+        load(tmp_path)
 
 
 def test_a_list_of_classes(folder: Path, tmp_path: Path) -> None:

@@ -127,7 +127,8 @@ def test_cub200_with_mistakes_in_its_lists(birds: Path, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             load("cub200", birds, tmp_path)
         (birds / file).write_text(kept)
-    with pytest.raises(DataError, match=r"there is no images\.txt"):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match=r"there is no images\.txt\. Folders train/ and test/ .* dataset `folder`"):
         load("cub200", tmp_path, tmp_path)
 
 
@@ -156,6 +157,16 @@ def test_classes_of_a_domain_are_classes_of_their_own(domains: Path, tmp_path: P
     assert found.train.labels.tolist() == [label for label in range(12) for _ in range(2)]
     assert found.test.labels.tolist() == list(range(12))
     assert values(found.test.images) == [40 * (label // 2) + 10 * (label % 2) for label in range(12)]
+    names = [f"c{label:03d}" for label in range(345)]
+    whole = "".join(f"real/{name}/1.jpg {label}\n" for label, name in enumerate(names))
+    kept = (domains / "real_train.txt").read_text()
+    (domains / "real_train.txt").write_text(kept.replace("airplane", "aircraft_carrier"))
+    with pytest.raises(DataError, match=r"Class 0 is 'airplane', but 'aircraft_carrier' in real_train\.txt"):
+        load("domainnet", domains, tmp_path)
+    (domains / "real_train.txt").write_text(whole)
+    with pytest.raises(DataError, match="345 classes: they are those of the whole DomainNet"):
+        load("domainnet", domains, tmp_path)
+    (domains / "real_train.txt").write_text(kept)
     (domains / "real_test.txt").unlink()
     with pytest.raises(DataError, match=r"real_test\.txt is missing"):
         load("domainnet", domains, tmp_path)

@@ -9,13 +9,13 @@ from efcil.errors import SettingsError, closest, shortened
 from efcil.safe_json import read_text
 
 
-def listed_classes(file: Path, names: Sequence[str]) -> list[int]:
+def listed_classes(file: Path, names: Sequence[str], other_names: Sequence[str] = ()) -> list[int]:
     """Return the numbers of the classes that a file lists, sorted. Lines that begin with # are comments."""
     try:
         lines = read_text(file.expanduser()).splitlines()
     except (OSError, ValueError) as error:
         raise SettingsError(f"The list of classes {file} cannot be read as text ({error}).") from error
-    number_of = {name: number for number, name in enumerate(names)}
+    number_of = {name: number for each in (other_names, names) for number, name in enumerate(each)}
     found: dict[int, int] = {}
     for line_number, line in enumerate(lines, start=1):
         word = line.strip()
