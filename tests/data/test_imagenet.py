@@ -19,6 +19,7 @@ from efcil.data.deferred import DeferredImages
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import SourceOptions, find_source, load_dataset
 from efcil.data.sources.imagenet import lucir_classes
+from efcil.data.sources.shards import ShardSupply
 from efcil.errors import DataError, SettingsError
 from efcil.experiment.grid import DataShelf
 from efcil.resolution import chosen_class_order, identity, label, validate
@@ -247,6 +248,19 @@ def test_parquet_in_row_groups(tmp_path: Path) -> None:
     two = load(tmp_path, class_list=str(listed))
     assert two.class_names == ("tench", "shark")
     assert (two.train.labels.tolist(), values(two.train.images)) == ([0, 1, 0, 1], [0, 120, 40, 100])
+
+
+def test_images_of_several_row_groups_are_decoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "train-00000-of-00001.parquet", [0, 1, 2, 1, 0, 2, 1])
+    supply = ShardSupply.of([tmp_path / "train-00000-of-00001.parquet"], "image")
+    rows = np.array([6, 0, 3, 5])
+    ((places, images),) = supply.read(rows)  # of four groups
+    assert [int(row) for row in rows[places]] == [0, 3, 5, 6]
+    assert [each.where.split(" in ")[1][:5] for each in images] == ["row 0", "row 3", "row 5", "row 6"]
+    monkeypatch.setattr("efcil.data.sources.shards.PIECE_IMAGES", 2)
+    assert [places.tolist() for places, _ in supply.read(rows)] == [[1, 2], [3, 0]]
+    monkeypatch.setattr("efcil.data.sources.shards._PIECE_BYTES", 1)
+    assert [places.tolist() for places, _ in supply.read(rows)] == [[1], [2], [3], [0]]
 
 
 def hub(folder: Path, ids: list[str], names: list[str] | None = None) -> None:

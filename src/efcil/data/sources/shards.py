@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from efcil.data.decode import Encoded, Fit, decode_into
+from efcil.data.deferred import PIECE_IMAGES
 from efcil.errors import DataError, shortened, some
 from efcil.safe_json import parse
 
 #: Limits of a row group, checked before it is decoded; usual files have row groups of a few MB.
 MOST_GROUP_BYTES = 512 * 2**20
+#: Compressed images that are decoded together.
+_PIECE_BYTES = 256 * 2**20
 _NAMED_MISSING = 20
 #: Older datasets of the Hub have a checksum at the end: train-00000-of-00001-1359597a978bc4fa.parquet.
 _NUMBERED = re.compile(r"-(\d+)-of-(\d+)(?:-[0-9a-f]{8,})?\.parquet$")
@@ -251,15 +254,25 @@ class ShardSupply:
         return int(self.ends[-1])
 
     def read(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[Encoded]]]:
-        """Yield the images called `rows`, one row group at a time; groups without any of them are not read."""
+        """Yield the images called `rows`; groups without any of them are not read.
+
+        Row groups of the Hub have 100 images, of which a task needs a few: several groups are decoded together.
+        """
         groups = np.searchsorted(self.ends, rows, side="right") - 1
         order = np.argsort(groups, kind="stable")
         needed, starts = np.unique(groups[order], return_index=True)
         places_of = dict(zip(needed.tolist(), np.split(order, starts[1:]), strict=True))
+        places: list[np.ndarray] = []
+        found: list[Encoded] = []
         for shard, members in itertools.groupby(needed.tolist(), key=lambda group: self.groups[group][0]):
             for group, contents in self._contents(shard, list(members)):
-                places = places_of[group]
-                yield places, [contents[row - self.ends[group]] for row in rows[places]]
+                places.append(places_of[group])
+                found += [contents[row - self.ends[group]] for row in rows[places[-1]]]
+                if len(found) >= PIECE_IMAGES or _size(found) >= _PIECE_BYTES:
+                    yield np.concatenate(places), found
+                    places, found = [], []
+        if found:
+            yield np.concatenate(places), found
 
     def _contents(self, shard: Path, groups: list[int]) -> Iterator[tuple[int, list[Encoded]]]:
         """Yield the images of some row groups of a shard."""
@@ -276,6 +289,10 @@ class ShardSupply:
                     raise DataError(f"{where} is missing. Download the file again.")
                 found.append(Encoded(content, where))
             yield group, found
+
+
+def _size(images: Iterable[Encoded]) -> int:
+    return sum(len(each.content) for each in images if isinstance(each.content, bytes))
 
 
 @dataclass(frozen=True)
