@@ -172,6 +172,23 @@ def test_classes_of_a_domain_are_classes_of_their_own(domains: Path, tmp_path: P
         load("domainnet", domains, tmp_path)
 
 
+def test_images_are_resized_before_crops_are_cut_as_in_efc_plus_plus(domains: Path, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    small, large = (Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC) for size in ((150, 100), (600, 400)))
+    for number, image in enumerate((small, large)):
+        image.save(domains / "clipart" / "airplane" / f"{number}.jpg", "JPEG")
+    found = load("domainnet", domains, tmp_path)
+    assert isinstance(found.train.images, DeferredImages)
+    ((_, whole),) = found.train.images[:2].whole()
+    for number, pixels in enumerate(whole):
+        opened = Image.open(domains / "clipart" / "airplane" / f"{number}.jpg")
+        assert np.array_equal(pixels, np.asarray(opened.resize((384, 256), Image.Resampling.BILINEAR)))
+    bounded = load("domainnet", domains, tmp_path, stored_side=200).train.images
+    assert isinstance(bounded, DeferredImages)
+    ((_, whole),) = bounded[:2].whole()
+    assert [pixels.shape for pixels in whole] == [(100, 150, 3), (200, 300, 3)]
+
+
 def test_every_domain_is_a_task_and_classes_share_answers(domains: Path) -> None:
     dataset = load_dataset("domainnet", domains)
     scenario = make_run_scenario(Settings(dataset="domainnet", data=str(domains)), dataset)

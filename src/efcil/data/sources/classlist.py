@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from efcil.errors import SettingsError, closest, shortened
+from efcil.errors import SettingsError, closest, shortened, some
 from efcil.safe_json import read_text
 
 
@@ -25,7 +25,7 @@ def listed_classes(file: Path, names: Sequence[str], other_names: Sequence[str] 
         if number is None and word.isdecimal() and len(word) < 9 and int(word) < len(names):
             number = int(word)
         if number is None:
-            hint = closest(word, names) if len(names) <= 100 else ""
+            hint = closest(word, names) if len(names) <= 100 else f" Classes are {some(names)}."
             raise SettingsError(f"Line {line_number} of {file} is not a class: {shortened(word)!r}.{hint}")
         if number in found:
             raise SettingsError(f"Line {line_number} of {file} repeats line {found[number]}. List every class once.")

@@ -21,7 +21,7 @@ MOST_CLASSES = 10_000
 #: Classes of the whole DomainNet, whose own lists have the same names as those of DN4IL.
 WHOLE_CLASSES = 345
 _LISTS = "https://github.com/NeurAI-Lab/DN4IL-dataset"
-#: EFC++ shrinks images to this shorter side before it cuts crops from them.
+#: EFC++ resizes images to this shorter side before it cuts crops from them.
 _STORED_SIDE = 256
 
 
@@ -45,8 +45,9 @@ class Domainnet(Source):
         self.check(path, options)
         assert path is not None
         names, train, test = self.listed(path)
-        stored = options.stored_side or _STORED_SIDE
-        return photographs(self.name, train, test, names, replace(options, stored_side=stored))
+        if options.stored_side is None:
+            return photographs(self.name, train, test, names, replace(options, stored_side=_STORED_SIDE), enlarge=True)
+        return photographs(self.name, train, test, names, options)
 
     def listed(self, path: Path) -> tuple[list[str], Files, Files]:
         """Return the names of the classes, domain after domain, and the files of both splits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,11 @@ def shapes_of(options: SourceOptions) -> Shapes:
     return Shapes(options.image_size or SIZE, options.stored_side or STORED_SIDE)
 
 
-def photographs(name: str, train: Files, test: Files, class_names: Sequence[str], options: SourceOptions) -> Dataset:
-    """Return a dataset of image files."""
-    shapes = shapes_of(options)
+def photographs(
+    name: str, train: Files, test: Files, class_names: Sequence[str], options: SourceOptions, enlarge: bool = False
+) -> Dataset:
+    """Return a dataset of image files; with `enlarge`, smaller ones get the shorter side to which others are shrunk."""
+    shapes = replace(shapes_of(options), enlarge=enlarge)
     sets = [
         ImageSet(DeferredImages.of(FileSupply(files.paths), shapes, options.workers), np.array(files.labels, np.int64))
         for files in (train, test)
