@@ -18,6 +18,7 @@ from shards import plain, write_shard
 from efcil.data.deferred import DeferredImages
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import SourceOptions, find_source, load_dataset
+from efcil.data.sources.classlist import listed_classes
 from efcil.data.sources.imagenet import lucir_classes
 from efcil.data.sources.shards import ShardSupply
 from efcil.errors import DataError, SettingsError
@@ -281,10 +282,13 @@ def test_classes_of_shards_by_id_and_by_name(tmp_path: Path) -> None:
     assert values(found.train.images) == [100, 50]
 
 
-def test_shards_with_another_order_of_the_classes_are_refused(tmp_path: Path) -> None:
-    hub(tmp_path, [IDS[1], IDS[0], IDS[2]])
-    with pytest.raises(DataError, match=r"another order than ImageNet .*class 0 is 'n01440764' and 'n01443537'"):
-        load(tmp_path)
+@pytest.mark.parametrize("named", [True, False])
+def test_classes_of_shards_get_the_order_of_their_ids(tmp_path: Path, named: bool) -> None:
+    hub(tmp_path, [IDS[1], IDS[2], IDS[0]], ["goldfish", "shark", "tench"] if named else None)
+    found = load(tmp_path)
+    assert found.class_names == (("tench", "goldfish", "shark") if named else tuple(IDS))
+    assert (found.train.labels.tolist(), values(found.train.images)) == ([0, 1, 2, 1], [100, 0, 50, 0])
+    assert (found.test.labels.tolist(), values(found.test.images)) == ([1, 2, 0], [0, 50, 100])
 
 
 def test_a_list_of_classes(folder: Path, tmp_path: Path) -> None:
@@ -305,6 +309,12 @@ def test_a_list_of_classes(folder: Path, tmp_path: Path) -> None:
         load(folder, class_list="lucyr")
     with pytest.raises(SettingsError, match="Digits has no use for class_list"):
         load_dataset("digits", None, SourceOptions(class_list=str(file)))
+
+
+def test_a_list_of_other_classes_says_which_there_are(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("n1000\n")
+    with pytest.raises(SettingsError, match=r"not a class: 'n1000'\. Classes are n0, n1, n2, n3, n4 and 995 others\."):
+        listed_classes(tmp_path / "list.txt", [f"n{number}" for number in range(1000)])
 
 
 def test_the_lists_of_the_subset(folder: Path) -> None:

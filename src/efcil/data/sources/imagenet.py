@@ -32,7 +32,6 @@ from efcil.data.sources.shards import (
     VALIDATION_SPLITS,
     ShardSupply,
     find_shards,
-    published_names,
     read_labels,
     read_paths,
     shared_names,
@@ -210,8 +209,7 @@ def _images(split: _Split, position: np.ndarray, shapes: Shapes, workers: int | 
 
 
 def _from_shards(shards: dict[str, list[Path]]) -> tuple[list[str], list[str], tuple[_Split, _Split]]:
-    first = shards["train"][0]
-    names = shared_names([first, shards["test"][0]], "label")
+    names = shared_names([shards["train"][0], shards["test"][0]], "label")
     labels = {
         split: np.concatenate([read_labels(file, "image", "label") for file in files])
         for split, files in shards.items()
@@ -219,16 +217,22 @@ def _from_shards(shards: dict[str, list[Path]]) -> tuple[list[str], list[str], t
     classes = max((int(each.max()) + 1 for each in labels.values() if len(each)), default=0)
     if min((int(each.min()) for each in labels.values() if len(each)), default=0) < 0:
         raise DataError(f"{shards['test'][0].parent} has images without a label (-1). Give the validation split.")
-    if names is None or len(set(names)) < max(classes, len(names)):
-        names = tuple(f"class {number}" for number in range(classes))
-    identifiers = _identifiers(shards["train"], len(names)) or names
-    if all(map(IDENTIFIER.fullmatch, identifiers)):
-        published_names(identifiers, sorted(identifiers), "ImageNet (sorted WordNet ids)", first)
-    train, test = (_Split(ShardSupply.of(shards[split], "image"), labels[split]) for split in ("train", "test"))
-    return list(identifiers), list(names), (train, test)
+    if names is not None and len(set(names)) < max(classes, len(names)):
+        names = None
+    identifiers = _identifiers(shards["train"], classes if names is None else len(names))
+    identifiers = identifiers or names or tuple(f"class {number}" for number in range(classes))
+    names = names or identifiers
+    order = np.arange(len(names))
+    if all(map(IDENTIFIER.fullmatch, identifiers)):  # else the order is taken to be that of the ids
+        order = np.argsort(np.array(identifiers))
+    number_of = np.argsort(order)
+    train, test = (
+        _Split(ShardSupply.of(shards[split], "image"), number_of[labels[split]]) for split in ("train", "test")
+    )
+    return [identifiers[each] for each in order], [names[each] for each in order], (train, test)
 
 
-def _identifiers(shards: Sequence[Path], classes: int) -> list[str] | None:
+def _identifiers(shards: Sequence[Path], classes: int) -> tuple[str, ...] | None:
     """Return the id of every class, from the names of images such as n01440764_18_n01440764.JPEG; None if none tells.
 
     The Hub's shards are shuffled, so that the first few have images of all classes.
@@ -240,7 +244,7 @@ def _identifiers(shards: Sequence[Path], classes: int) -> list[str] | None:
             if match is None or found.setdefault(label, match[0]) != match[0]:
                 return None
         if len(found) == classes:
-            return [found[label] for label in range(classes)]
+            return tuple(found[label] for label in range(classes))
     return None
 
 
