@@ -167,6 +167,10 @@ def test_classes_of_a_domain_are_classes_of_their_own(domains: Path, tmp_path: P
     with pytest.raises(DataError, match="345 classes: they are those of the whole DomainNet"):
         load("domainnet", domains, tmp_path)
     (domains / "real_train.txt").write_text(kept)
+    (domains / "real").rename(domains / "kept")
+    with pytest.raises(DataError, match=r"6 of 36 images that the lists name are missing: .*real/airplane/0\.jpg, "):
+        load("domainnet", domains, tmp_path)
+    (domains / "kept").rename(domains / "real")
     (domains / "real_test.txt").unlink()
     with pytest.raises(DataError, match=r"real_test\.txt is missing"):
         load("domainnet", domains, tmp_path)
