@@ -184,6 +184,33 @@ def test_a_column_called_label_or_said_to_be_one_is_taken(tmp_path: Path) -> Non
         more = {"label": pa.array([8, 9], pa.int64())}
         write(other / f"{split}-0.parquet", [0, 1], label="flower", names=["a", "b"], more=more)
     assert load(other, tmp_path).class_names == ("a", "b")
+    several = tmp_path / "h"
+    for split in ("train", "test"):
+        file = several / f"{split}-0.parquet"
+        write(file, [0, 1], names=["a", "b"], more={"domain": pa.array([0, 0])})
+        said = {"image": "Image", "domain": "ClassLabel", "label": "ClassLabel"}
+        features = {name: {"_type": kind, "names": ["a", "b"]} for name, kind in said.items()}
+        table = pq.read_table(file).replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": features}})}
+        )
+        pq.write_table(table, file)
+    assert load(several, tmp_path).train.labels.tolist() == [0, 1]
+
+
+def test_numbers_of_images_are_no_labels_where_words_are(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        contents = [plain(row, 12, 12) for row in range(2)]
+        more = {"id": pa.array([8, 9])}
+        write_shard(tmp_path / "a" / f"{split}.parquet", contents, ["rose", "iris"], label="class", more=more)
+    found = load(tmp_path / "a", tmp_path)
+    assert (found.class_names, found.train.labels.tolist()) == (("iris", "rose"), [1, 0])
+
+
+def test_a_column_that_numbers_the_images_has_no_classes(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_shard(tmp_path / "a" / f"{split}.parquet", [plain(9, 12, 12)] * 101, list(range(101)), label="id")
+    with pytest.raises(DataError, match="'id' has 101 values up to 100 for 101 images; these are no classes"):
+        load(tmp_path / "a", tmp_path)
 
 
 def test_no_images_at_all(tmp_path: Path) -> None:

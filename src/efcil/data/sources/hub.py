@@ -36,6 +36,8 @@ from efcil.errors import DataError, SettingsError, shortened, some
 #: How columns of labels are called that have no declared names.
 LABEL_COLUMNS = ("label", "labels", "class", "category")
 MOST_CLASSES = 1_000_000
+#: With more images than these, a column with another value for most of them numbers images, not classes.
+FEW_IMAGES = 100
 #: Where the Hub keeps Parquet files of datasets that were uploaded in another form.
 CONVERTED = "refs/convert/parquet"
 
@@ -237,13 +239,11 @@ def find_columns(shard: Path, wanted: str | None) -> tuple[str, str]:
         or [name for name, kind in types.items() if is_bytes(kind)]
     )
     integers = [name for name, kind in types.items() if pyarrow.types.is_integer(kind)]
-    words = [name for name, kind in types.items() if is_text(kind) and name in LABEL_COLUMNS]
-    labels = (
-        [name for name in types if said.get(name) == "ClassLabel"]
-        or [name for name in LABEL_COLUMNS if name in integers][:1]
-        or integers
-        or words
-    )
+    words = [name for name, kind in types.items() if is_text(kind)]
+    declared = [name for name in types if said.get(name) == "ClassLabel"]
+    # Several are declared where images have a breed and a kind, or a class and a domain.
+    possible = declared or [*integers, *words]
+    labels = next(([name] for name in LABEL_COLUMNS if name in possible), declared or integers)
     for kind, found in (("images", images), ("labels (whole numbers)", labels)):
         if len(found) != 1:
             what = f"several columns of {kind}: {some(found)}" if found else f"no column of {kind}"
@@ -301,8 +301,13 @@ def _names_of(
         raise DataError(f"Column {column!r} has the label {last}, but names of only {len(declared)} classes.")
     if declared is not None and len(set(declared)) == len(declared):
         return declared
-    if last >= MOST_CLASSES:
-        raise DataError(f"Column {column!r} has labels up to {last}; these are no classes. Choose columns.")
+    found = labels[splits[0]]
+    numbers = len(found) > FEW_IMAGES and 2 * len(np.unique(found)) > len(found)
+    if last >= MOST_CLASSES or numbers:
+        raise DataError(
+            f"Column {column!r} has {len(np.unique(found)):,} values up to {last:,} for {len(found):,} images; these "
+            "are no classes. Choose columns."
+        )
     return tuple(str(number) for number in range(last + 1))
 
 
