@@ -78,6 +78,8 @@ def test_class_folders(folder: Path) -> None:
     assert found.class_names == tuple(IDS)
     check(load(folder, "imagenet-1k"))
     assert load_dataset("imagenet-subset", folder).image_size == 224
+    (folder / "val").rename(folder / "validation")
+    check(load(folder))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,8 @@ def official(folder: Path) -> Path:
 def test_the_files_of_image_net_org(folder: Path) -> None:
     devkit = official(folder)
     check(load(folder))
-    (folder / "val").rename(folder / "validation")
+    (folder / "val").rename(folder / "ILSVRC2012_img_val")
+    (folder / "train").rename(folder / "ILSVRC2012_img_train")
     check(load(folder))
     truth = devkit / "ILSVRC2012_validation_ground_truth.txt"
     kept = truth.read_text()
@@ -194,9 +197,10 @@ def test_the_layout_of_kaggle_with_names(folder: Path, tmp_path: Path) -> None:
     folder.rename(inside)
     (tmp_path / "kaggle" / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + "\n".join(lines))
     (tmp_path / "kaggle" / "LOC_synset_mapping.txt").write_text(f"{IDS[0]} tench, Tinca tinca\n{IDS[2]} shark, a\n")
-    found = load(tmp_path / "kaggle")
-    check(found)
-    assert found.class_names == ("tench", IDS[1], "shark")
+    for given in (tmp_path / "kaggle", tmp_path / "kaggle" / "ILSVRC", inside):
+        found = load(given)
+        check(found)
+        assert found.class_names == ("tench", IDS[1], "shark")
     (tmp_path / "list.txt").write_text(f"shark\n{IDS[0]}\n")
     assert load(tmp_path / "kaggle", class_list=str(tmp_path / "list.txt")).class_names == ("tench", "shark")
 

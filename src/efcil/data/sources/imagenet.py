@@ -40,8 +40,9 @@ from efcil.errors import DataError, SettingsError, some
 
 CLASSES = 1000
 #: Folders that archives and other programs put around train/ and val/.
-_AROUND = ("", "imagenet", "imagenet_subset", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
-_VALIDATION = ("val", "validation")
+_AROUND = ("", "imagenet", "imagenet_subset", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
+_TRAIN = ("train", "ILSVRC2012_img_train")
+_VALIDATION = ("val", "validation", "ILSVRC2012_img_val")
 _NAMES = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
 _LAYOUTS = (
     "Expected: a folder with train/<id>/*.JPEG and either val/<id>/*.JPEG or val/*.JPEG with a list of their labels "
@@ -102,14 +103,17 @@ class _Imagenet(Source):
 
     def _from_folders(self, path: Path, options: SourceOptions) -> tuple[list[str], list[str], tuple[_Split, _Split]]:
         root = self._root(path)
-        identifiers = [folder.name for folder in visible_folders(root / "train")]
+        train_folder, test_folder = _folder(root, _TRAIN), _folder(root, _VALIDATION)
+        if train_folder is None or test_folder is None:
+            raise DataError(f"{root / 'val'} is missing, and with it the test images.{_archives(root)} {self.expected}")
+        identifiers = [folder.name for folder in visible_folders(train_folder)]
         if len(identifiers) < 2:
             raise DataError(
-                f"{root / 'train'} holds {len(identifiers)} class folders.{_archives(root / 'train')} {self.expected}"
+                f"{train_folder} holds {len(identifiers)} class folders.{_archives(train_folder)} {self.expected}"
             )
         if len(identifiers) == CLASSES and not all(map(IDENTIFIER.fullmatch, identifiers)):
             raise DataError(
-                f"The folders in {root / 'train'} are not called by WordNet ids, but {identifiers[0]!r} and so on. The "
+                f"The folders in {train_folder} are not called by WordNet ids, but {identifiers[0]!r} and so on. The "
                 "classes of ImageNet have the order of the ids: give the folders their published names."
             )
         names = _names(path, root, identifiers)
@@ -121,25 +125,22 @@ class _Imagenet(Source):
                 [images_of_class(folder / name) if number in wanted else [] for number, name in enumerate(identifiers)]
             )
 
-        splits = (below(root / "train"), self._validation(path, root, identifiers, used, below))
+        places = (test_folder, root, *_between(path, root))
+        splits = (below(train_folder), self._validation(places, identifiers, used, below))
         train, test = (_Split(FileSupply(files.paths), np.array(files.labels, np.int64)) for files in splits)
         return identifiers, names, (train, test)
 
     def _root(self, path: Path) -> Path:
         for name in _AROUND:
-            root = path / name
-            if (root / "train").is_dir():
-                if not any((root / each).is_dir() for each in _VALIDATION):
-                    raise DataError(
-                        f"{root / 'val'} is missing, and with it the test images.{_archives(root)} {self.expected}"
-                    )
-                return root
+            if _folder(path / name, _TRAIN) is not None:
+                return path / name
         raise DataError(f"{path} holds no ImageNet: there is no folder train in it.{_archives(path)} {self.expected}")
 
     def _validation(
-        self, path: Path, root: Path, identifiers: list[str], used: list[int], below: Callable[[Path], Files]
+        self, places: Sequence[Path], identifiers: list[str], used: list[int], below: Callable[[Path], Files]
     ) -> Files:
-        folder = next(root / name for name in _VALIDATION if (root / name).is_dir())
+        """Return the validation images in the first of `places`, by their folders or by a list in one of them."""
+        folder = places[0]
         if visible_folders(folder):
             for number in used:
                 if not (folder / identifiers[number]).is_dir():
@@ -150,7 +151,7 @@ class _Imagenet(Source):
             files = below(folder)
             refuse_wrong_labels(files, identifiers, folder)
             return files
-        listed = labelled_by_a_list(folder, (folder, root, *_between(path, root)), identifiers, set(used))
+        listed = labelled_by_a_list(folder, places, identifiers, set(used))
         if listed is None:
             raise DataError(
                 f"The images in {folder} are not sorted into class folders, and there is no list of their labels "
@@ -248,9 +249,14 @@ def _identifiers(shards: Sequence[Path], classes: int) -> tuple[str, ...] | None
     return None
 
 
+def _folder(root: Path, names: Sequence[str]) -> Path | None:
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
 def _between(path: Path, root: Path) -> list[Path]:
-    """Return the folders above `root`, up to the one that was given."""
-    found = []
+    """Return the folders above `root`, up to the one that was given, and the one with the lists of Kaggle's archive."""
+    whole = root.absolute()
+    found = [whole.parents[2]] if whole.parts[-3:] == ("ILSVRC", "Data", "CLS-LOC") else []
     while root != path:
         root = root.parent
         found.append(root)
