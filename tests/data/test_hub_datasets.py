@@ -113,6 +113,9 @@ def test_datasets_in_another_form_are_named(tmp_path: Path) -> None:
     (tmp_path / "a" / "data" / "1.jpg").touch()
     with pytest.raises(DataError, match=r"It holds images: .* are the dataset `folder`"):
         load(tmp_path / "a", tmp_path)
+    (tmp_path / "a" / "train.arrow").touch()
+    with pytest.raises(DataError, match=r"It holds Arrow files .*to_parquet"):
+        load(tmp_path / "a", tmp_path)
 
 
 def test_images_of_several_shapes_become_squares(tmp_path: Path) -> None:

@@ -264,8 +264,10 @@ def _parquet_below(folder: Path) -> list[Path]:
 
 
 def _other_form(folder: Path) -> str:
-    """Say what a folder without Parquet files is, if it has images or archives."""
+    """Say what a folder without Parquet files is, if it has images, Arrow files or archives."""
     files = files_below(folder)
+    if any(file.suffix == ".arrow" for file in files):
+        return " It holds Arrow files of the package datasets: write each split with to_parquet('train.parquet')."
     if any(is_image(file) for file in files):
         return " It holds images: folders of images, one for each class, are the dataset `folder`."
     if archives := [file.name for file in files if file.name.endswith((".zip", ".tar", ".tar.gz", ".tgz"))]:
