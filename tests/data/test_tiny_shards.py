@@ -55,6 +55,15 @@ def test_the_files_of_the_hub_have_a_checksum_in_their_names(tmp_path: Path) -> 
         load(tmp_path / "gap")
 
 
+@pytest.mark.parametrize("other", ["train-00000-of-00001-70d52db3c749a935", "train-00000-of-00002", "train"])
+def test_parts_of_two_copies_are_not_read_together(tmp_path: Path, other: str) -> None:
+    write(tmp_path / "train-00000-of-00001-1359597a978bc4fa.parquet", [0, 1])
+    write(tmp_path / f"{other}.parquet", [0, 1])
+    write(tmp_path / "valid-00000-of-00001.parquet", [1])
+    with pytest.raises(DataError, match=r"several copies of a split: train.*, train.*\. Keep those of one copy"):
+        load(tmp_path)
+
+
 def test_the_hubs_converted_copy_has_a_folder_for_each_split(tmp_path: Path) -> None:
     write(tmp_path / "default" / "train" / "0000.parquet", [0, 1], IDS)
     write(tmp_path / "default" / "valid" / "0000.parquet", [1], IDS)

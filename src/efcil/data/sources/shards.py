@@ -392,8 +392,14 @@ def _is_struct(opened: Any, column: str) -> bool:
 
 
 def refuse_gaps(shards: list[Path]) -> None:
-    """Refuse numbered shards of which some are missing."""
+    """Refuse numbered shards of which some are missing, or that are of several copies."""
     numbered = [(int(match[1]), int(match[2])) for shard in shards if (match := _NUMBERED.search(shard.name))]
+    # Also one file with everything beside its parts.
+    if len({total for _, total in numbered}) > 1 or len(set(numbered)) < (len(shards) if numbered else 0):
+        names = some([shard.name for shard in shards])
+        raise DataError(
+            f"{shards[0].parent} holds parts of several copies of a split: {names}. Keep those of one copy."
+        )
     for total in {total for _, total in numbered}:
         found = {number for number, of in numbered if of == total}
         # A name can claim any number of shards, so the search ends after as many as the message names.
