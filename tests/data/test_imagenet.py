@@ -149,8 +149,10 @@ def test_labels_that_contradict_a_known_image_are_refused(folder: Path) -> None:
     assert len(load(folder).test) == 7
     flatten(folder)
     (folder / "val.txt").write_text(f"{wrong.name} 2\n")
-    with pytest.raises(DataError, match=r"By .*val\.txt, .* number the classes in another order than their sorted ids"):
-        load(folder)
+    (folder.parent / "list.txt").write_text("0\n1\n")
+    for chosen in (None, str(folder.parent / "list.txt")):  # also where that class is not used
+        with pytest.raises(DataError, match=r"By .*val\.txt, .* number the classes in another order than their sorted"):
+            load(folder, class_list=chosen)
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")

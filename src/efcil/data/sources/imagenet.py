@@ -24,7 +24,7 @@ from efcil.data.sources.imagenet_labels import (
     first_file,
     labelled_by_a_list,
     read_lines,
-    refuse_wrong_labels,
+    refuse_wrong_folders,
 )
 from efcil.data.sources.listing import Files, images_of_class, labelled, visible_folders
 from efcil.data.sources.photographs import shapes_of
@@ -149,7 +149,7 @@ class _Imagenet(Source):
                         f"{self.expected}"
                     )
             files = below(folder)
-            refuse_wrong_labels(files, identifiers, folder)
+            refuse_wrong_folders(files, identifiers, folder)
             return files
         listed = labelled_by_a_list(folder, places, identifiers, set(used))
         if listed is None:

@@ -45,9 +45,8 @@ def labelled_by_a_list(
         lines = _official_labels(file, identifiers)
     else:
         return None
-    files = _annotated(lines, {image.name: image for image in images_below(folder)}, used)
-    refuse_wrong_labels(files, identifiers, file)
-    return files
+    checked = _without_wrong_labels(lines, identifiers, file)
+    return _annotated(checked, {image.name: image for image in images_below(folder)}, used)
 
 
 def first_file(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
@@ -125,12 +124,24 @@ def _annotated(lines: Iterator[Line], images: dict[str, Path], used: set[int]) -
     return Files(tuple(image for *_, image in chosen), tuple(number for number, *_ in chosen))
 
 
-def refuse_wrong_labels(files: Files, identifiers: Sequence[str], where: Path) -> None:
-    """Refuse validation images with labels, from `where`, that contradict what is known of some of them."""
+def _without_wrong_labels(lines: Iterator[Line], identifiers: Sequence[str], file: Path) -> Iterator[Line]:
+    """Yield the lines; refuse a list that contradicts what is known, also of a class that is not used."""
+    for where, name, number in lines:
+        if number is not None:
+            _refuse_wrong_label(name, identifiers[number], file)
+        yield where, name, number
+
+
+def refuse_wrong_folders(files: Files, identifiers: Sequence[str], folder: Path) -> None:
+    """Refuse validation images in class folders that contradict what is known of some of them."""
     for path, label in zip(files.paths, files.labels, strict=True):
-        known = _KNOWN_IMAGES.get(path.stem)
-        if known not in (None, identifiers[label]):
-            raise DataError(
-                f"By {where}, {path.name} is of class {identifiers[label]}, but it is of class {known}. Its labels are "
-                "wrong, or number the classes in another order than their sorted ids."
-            )
+        _refuse_wrong_label(path.name, identifiers[label], folder)
+
+
+def _refuse_wrong_label(name: str, identifier: str, where: Path) -> None:
+    known = _KNOWN_IMAGES.get(name.removesuffix(".JPEG"))
+    if known not in (None, identifier):
+        raise DataError(
+            f"By {where}, {name} is of class {identifier}, but it is of class {known}. Its labels are wrong, or number "
+            "the classes in another order than their sorted ids."
+        )
