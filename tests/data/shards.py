@@ -34,12 +34,14 @@ def write_shard(
     label: str = "label",
     struct: bool = True,
     names: list[str] | None = None,
+    paths: list[str] | None = None,
     more: dict[str, Any] | None = None,
 ) -> None:
     """Write files of images and their labels in row groups of two; `names` are those of the classes."""
-    images = [{"bytes": content, "path": None} for content in contents] if struct else contents
+    files = paths or [None] * len(contents)
+    images = [{"bytes": each, "path": file} for each, file in zip(contents, files, strict=True)] if struct else contents
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())]) if struct else pa.binary()
-    table = pa.table({image: pa.array(images, kind), label: pa.array(labels, pa.int64()), **(more or {})})
+    table = pa.table({image: pa.array(images, kind), label: pa.array(labels), **(more or {})})
     if names is not None:
         features = {image: {"_type": "Image"}, label: {"names": names, "_type": "ClassLabel"}}
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})

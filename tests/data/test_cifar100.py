@@ -73,6 +73,21 @@ def test_shards_in_a_sub_folder_with_plain_binary_images_and_names(shards: Path,
     assert dataset.class_names == tuple(names)
 
 
+def test_the_hubs_names_are_spelt_as_published_and_another_order_is_refused(tmp_path: Path) -> None:
+    def write(names: list[str]) -> Path:
+        for split, images, labels in (("train", TRAIN, TRAIN_LABELS), ("test", TEST, TEST_LABELS)):
+            file = tmp_path / "cifar100" / f"{split}-00000-of-00001.parquet"
+            more = {"coarse_label": pa.array([0] * len(labels))}
+            write_shard(file, [png(image) for image in images], labels, names=names, more=more)
+        return tmp_path
+
+    on_the_hub = ["cra" if name == "crab" else name for name in CLASS_NAMES]
+    check(load(write(on_the_hub), tmp_path))
+    moved = [*CLASS_NAMES[1:], CLASS_NAMES[0]]
+    with pytest.raises(DataError, match=r"another order than CIFAR-100: class 0 is 'apple' and 'aquarium_fish'"):
+        load(write(moved), tmp_path)
+
+
 def test_changed_shards_are_decoded_again(shards: Path, tmp_path: Path) -> None:
     load(shards, tmp_path)
     write_shard(shards / "test-00000-of-00001.parquet", [png(image) for image in 255 - TEST], TEST_LABELS)

@@ -164,9 +164,12 @@ def test_folder_with_given_splits(tmp_path: Path) -> None:
     assert (dataset.mean, dataset.std) == (IMAGENET_MEAN, IMAGENET_STD)
 
 
-def test_folder_with_val_instead_of_test(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_folder_with_validation_instead_of_test(tmp_path: Path, name: str) -> None:
     make_classes(tmp_path / "mine" / "train", {"a": 1, "b": 1})
-    make_classes(tmp_path / "mine" / "val", {"a": 2, "b": 2})
+    make_classes(tmp_path / "mine" / name, {"a": 2, "b": 2})
+    assert len(load("folder", tmp_path / "mine", tmp_path).test) == 4
+    picture(tmp_path / "mine" / "test" / "images" / "1.png", 0, (20, 16))  # test images without labels
     assert len(load("folder", tmp_path / "mine", tmp_path).test) == 4
 
 

@@ -67,6 +67,57 @@ def test_splits_named_by_folders_and_images_without_a_struct(tmp_path: Path) -> 
     assert (len(found.train), len(found.test)) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("flowers-train-00000-of-00001.parquet", "flowers-test-00000-of-00001.parquet"),
+        ("flowers_train.parquet", "flowers_eval.parquet"),
+        ("default/training/part-0.parquet", "default/val/part-0.parquet"),
+    ],
+)
+def test_splits_are_named_as_the_hub_allows(tmp_path: Path, train: str, test: str) -> None:
+    write(tmp_path / "data" / train, [0, 1, 2], names=NAMES)
+    write(tmp_path / "data" / test, [2, 0], names=NAMES)
+    found = load(tmp_path / "data", tmp_path)
+    assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([0, 1, 2], [2, 0])
+
+
+def test_labels_that_are_words_are_sorted(tmp_path: Path) -> None:
+    contents = [plain(10 * row, 12, 12) for row in range(4)]
+    more = {"caption": pa.array(["a", "b", "c", "d"])}
+    write_shard(tmp_path / "a" / "train.parquet", contents, ["tulip", "rose", "iris", "rose"], more=more)
+    more = {"caption": pa.array(["a", "b"])}
+    write_shard(tmp_path / "a" / "test.parquet", contents[:2], ["rose", "iris"], more=more)
+    found = load(tmp_path / "a", tmp_path)
+    assert found.class_names == ("iris", "rose", "tulip")
+    assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([2, 1, 0, 1], [1, 0])
+    write_shard(tmp_path / "a" / "test.parquet", contents[:2], ["rose", "lily"], more=more)
+    with pytest.raises(DataError, match="The split test has labels that train does not have: lily"):
+        load(tmp_path / "a", tmp_path)
+
+
+def test_names_that_do_not_fit_the_labels_are_refused(flowers: Path, tmp_path: Path) -> None:
+    write(flowers / "data" / "test-00000-of-00001.parquet", [2, 0, 1], names=NAMES[::-1])
+    with pytest.raises(DataError, match="number the classes differently: class 0 is"):
+        load(flowers, tmp_path)
+    write(flowers / "data" / "test-00000-of-00001.parquet", [3], names=NAMES)
+    with pytest.raises(DataError, match="has the label 3, but names of only 3 classes"):
+        load(flowers, tmp_path)
+
+
+def test_datasets_in_another_form_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a" / "data").mkdir(parents=True)
+    (tmp_path / "a" / "data" / "train.zip").touch()
+    with pytest.raises(DataError, match=r"holds no Parquet file\. It holds archives \(train\.zip\): extract them"):
+        load(tmp_path / "a", tmp_path)
+    (tmp_path / "a" / "data" / "1.jpg").touch()
+    with pytest.raises(DataError, match=r"It holds images: .* are the dataset `folder`"):
+        load(tmp_path / "a", tmp_path)
+    (tmp_path / "a" / "train.arrow").touch()
+    with pytest.raises(DataError, match=r"It holds Arrow files .*to_parquet"):
+        load(tmp_path / "a", tmp_path)
+
+
 def test_images_of_several_shapes_become_squares(tmp_path: Path) -> None:
     folder = tmp_path / "f"
     write(folder / "train-0.parquet", [0, 1], size=(40, 25))
@@ -136,6 +187,33 @@ def test_a_column_called_label_or_said_to_be_one_is_taken(tmp_path: Path) -> Non
         more = {"label": pa.array([8, 9], pa.int64())}
         write(other / f"{split}-0.parquet", [0, 1], label="flower", names=["a", "b"], more=more)
     assert load(other, tmp_path).class_names == ("a", "b")
+    several = tmp_path / "h"
+    for split in ("train", "test"):
+        file = several / f"{split}-0.parquet"
+        write(file, [0, 1], names=["a", "b"], more={"domain": pa.array([0, 0])})
+        said = {"image": "Image", "domain": "ClassLabel", "label": "ClassLabel"}
+        features = {name: {"_type": kind, "names": ["a", "b"]} for name, kind in said.items()}
+        table = pq.read_table(file).replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": features}})}
+        )
+        pq.write_table(table, file)
+    assert load(several, tmp_path).train.labels.tolist() == [0, 1]
+
+
+def test_numbers_of_images_are_no_labels_where_words_are(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        contents = [plain(row, 12, 12) for row in range(2)]
+        more = {"id": pa.array([8, 9])}
+        write_shard(tmp_path / "a" / f"{split}.parquet", contents, ["rose", "iris"], label="class", more=more)
+    found = load(tmp_path / "a", tmp_path)
+    assert (found.class_names, found.train.labels.tolist()) == (("iris", "rose"), [1, 0])
+
+
+def test_a_column_that_numbers_the_images_has_no_classes(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_shard(tmp_path / "a" / f"{split}.parquet", [plain(9, 12, 12)] * 101, list(range(101)), label="id")
+    with pytest.raises(DataError, match="'id' has 101 values up to 100 for 101 images; these are no classes"):
+        load(tmp_path / "a", tmp_path)
 
 
 def test_no_images_at_all(tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from scipy.io import savemat
 from shards import plain, write_shard
 
 from efcil.data.deferred import DeferredImages
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import SourceOptions, find_source, load_dataset
+from efcil.data.sources.classlist import listed_classes
 from efcil.data.sources.imagenet import lucir_classes
+from efcil.data.sources.shards import ShardSupply
 from efcil.errors import DataError, SettingsError
 from efcil.experiment.grid import DataShelf
 from efcil.resolution import chosen_class_order, identity, label, validate
@@ -75,12 +78,17 @@ def test_class_folders(folder: Path) -> None:
     assert found.class_names == tuple(IDS)
     check(load(folder, "imagenet-1k"))
     assert load_dataset("imagenet-subset", folder).image_size == 224
+    (folder / "val").rename(folder / "validation")
+    check(load(folder))
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
         ("val_100.txt", "val/{identifier}/{file} {number}"),
+        ("val.txt", "{file} {number}"),
+        ("meta/val.txt", "{file} {number}"),
+        ("val_1000.txt", "val/{identifier}/{file} 2"),  # a number in some other list: the id counts
         ("val/val_annotations.txt", "{file}\t{identifier}\t0\t0\t3\t3"),
         ("LOC_val_solution.csv", "{stem},{identifier} 1 2 3 4 {identifier} 5 6 7 8"),
     ],
@@ -93,8 +101,94 @@ def test_a_flat_validation_folder_with_a_list(folder: Path, name: str, line: str
     flatten(folder)
     with pytest.raises(DataError, match=r"not sorted into class folders, and there is no list of their labels"):
         load(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
     check(load(folder))
+
+
+def official(folder: Path) -> Path:
+    """Make the files of image-net.org: flat validation images, and their classes by numbers of another order."""
+    numbers, truth = {IDS[0]: 2, IDS[1]: 3, IDS[2]: 1}, []
+    for place, file in enumerate(sorted((folder / "val").rglob("*.JPEG"), key=lambda file: file.name[::-1]), start=1):
+        truth.append(numbers[file.parent.name])
+        file.rename(folder / "val" / f"ILSVRC2012_val_{place:08d}.JPEG")
+    flatten(folder)
+    devkit = folder / "ILSVRC2012_devkit_t12" / "data"
+    devkit.mkdir(parents=True)
+    (devkit / "ILSVRC2012_validation_ground_truth.txt").write_text("".join(f"{number}\n" for number in truth))
+    kinds = np.dtype([("ILSVRC2012_ID", object), ("WNID", object), ("words", object)])
+    above = (4, "n00001740", "entity")  # meta.mat has groups of classes, too
+    rows = [(number, identifier, "fish") for identifier, number in numbers.items()]
+    savemat(devkit / "meta.mat", {"synsets": np.array([*rows, above], kinds)[:, None]})
+    return devkit
+
+
+def test_the_files_of_image_net_org(folder: Path) -> None:
+    devkit = official(folder)
+    check(load(folder))
+    (folder / "val").rename(folder / "ILSVRC2012_img_val")
+    (folder / "train").rename(folder / "ILSVRC2012_img_train")
+    check(load(folder))
+    truth = devkit / "ILSVRC2012_validation_ground_truth.txt"
+    kept = truth.read_text()
+    truth.write_text(kept.replace("3", "n1"))
+    with pytest.raises(DataError, match=r"Line \d of .*ground_truth\.txt has 'n1', which is no number of a class"):
+        load(folder)
+    truth.write_text(kept)
+    (devkit / "meta.mat").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"meta\.mat cannot be read .* which numbers of ILSVRC2012_validation_ground"):
+        load(folder)
+
+
+def test_labels_that_contradict_a_known_image_are_refused(folder: Path) -> None:
+    wrong = folder / "val" / IDS[0] / "ILSVRC2012_val_00000236.JPEG"  # which is of class n01443537
+    picture(wrong, 0)
+    with pytest.raises(DataError, match=r"00000236\.JPEG is of class n01440764, but it is of class n01443537"):
+        load(folder)
+    wrong.rename(folder / "val" / IDS[1] / wrong.name)
+    assert len(load(folder).test) == 7
+    flatten(folder)
+    (folder / "val.txt").write_text(f"{wrong.name} 2\n")
+    (folder.parent / "list.txt").write_text("0\n1\n")
+    for chosen in (None, str(folder.parent / "list.txt")):  # also where that class is not used
+        with pytest.raises(DataError, match=r"By .*val\.txt, .* number the classes in another order than their sorted"):
+            load(folder, class_list=chosen)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_files_that_are_no_usual_jpeg(folder: Path) -> None:
+    """ImageNet has a PNG file called .JPEG, 22 in CMYK, grey ones, and some with broken EXIF data."""
+    red = Image.new("RGB", (30, 20), (200, 20, 20))
+    place = folder / "train" / IDS[0]
+    red.save(place / f"{IDS[0]}_0.JPEG", "PNG")
+    red.convert("CMYK").save(place / f"{IDS[0]}_1.JPEG", quality=95)
+    red.convert("L").save(place / f"{IDS[0]}_2.JPEG")
+    red.save(place / f"{IDS[0]}_3.JPEG", quality=95, exif=b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0")
+    colours = np.asarray(load(folder).train.images[:4])[:, 7, 7].astype(int)
+    assert np.abs(colours[[0, 1, 3]] - [200, 20, 20]).max() <= 4
+    assert colours[2].tolist() == [int(colours[2][0])] * 3
+
+
+def test_archives_that_are_not_extracted(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "ILSVRC2012_img_train.tar").touch()
+    with pytest.raises(
+        DataError, match=r"no folder train in it\. It holds archives .*: ILSVRC2012_img_train\.tar\. Ext"
+    ):
+        load(tmp_path)
+    inside = tmp_path / "other" / "train"
+    (inside.parent / "val").mkdir(parents=True)
+    inside.mkdir()
+    (inside / "n01440764.tar").touch()
+    with pytest.raises(DataError, match=r"0 class folders\. It holds archives that are not extracted: n01440764\.tar"):
+        load(inside.parent)
+
+
+def test_a_thousand_folders_that_are_not_called_by_ids(tmp_path: Path) -> None:
+    for number in range(1000):
+        (tmp_path / "train" / str(number)).mkdir(parents=True)
+    (tmp_path / "val").mkdir()
+    with pytest.raises(DataError, match="not called by WordNet ids, but '0' and so on"):
+        load(tmp_path, "imagenet-1k")
 
 
 def test_the_layout_of_kaggle_with_names(folder: Path, tmp_path: Path) -> None:
@@ -105,9 +199,12 @@ def test_the_layout_of_kaggle_with_names(folder: Path, tmp_path: Path) -> None:
     folder.rename(inside)
     (tmp_path / "kaggle" / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + "\n".join(lines))
     (tmp_path / "kaggle" / "LOC_synset_mapping.txt").write_text(f"{IDS[0]} tench, Tinca tinca\n{IDS[2]} shark, a\n")
-    found = load(tmp_path / "kaggle")
-    check(found)
-    assert found.class_names == ("tench", IDS[1], "shark")
+    for given in (tmp_path / "kaggle", tmp_path / "kaggle" / "ILSVRC", inside):
+        found = load(given)
+        check(found)
+        assert found.class_names == ("tench", IDS[1], "shark")
+    (tmp_path / "list.txt").write_text(f"shark\n{IDS[0]}\n")
+    assert load(tmp_path / "kaggle", class_list=str(tmp_path / "list.txt")).class_names == ("tench", "shark")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +257,46 @@ def test_parquet_in_row_groups(tmp_path: Path) -> None:
     assert (two.train.labels.tolist(), values(two.train.images)) == ([0, 1, 0, 1], [0, 120, 40, 100])
 
 
+def test_images_of_several_row_groups_are_decoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "train-00000-of-00001.parquet", [0, 1, 2, 1, 0, 2, 1])
+    supply = ShardSupply.of([tmp_path / "train-00000-of-00001.parquet"], "image")
+    rows = np.array([6, 0, 3, 5])
+    ((places, images),) = supply.read(rows)  # of four groups
+    assert [int(row) for row in rows[places]] == [0, 3, 5, 6]
+    assert [each.where.split(" in ")[1][:5] for each in images] == ["row 0", "row 3", "row 5", "row 6"]
+    monkeypatch.setattr("efcil.data.sources.shards.PIECE_IMAGES", 2)
+    assert [places.tolist() for places, _ in supply.read(rows)] == [[1, 2], [3, 0]]
+    monkeypatch.setattr("efcil.data.sources.shards._PIECE_BYTES", 1)
+    assert [places.tolist() for places, _ in supply.read(rows)] == [[1], [2], [3], [0]]
+
+
+def hub(folder: Path, ids: list[str], names: list[str] | None = None) -> None:
+    """Write shards in which images have the names that they have on the Hub: n01440764_18_n01440764.JPEG."""
+    for split, labels in (("train", [2, 0, 1, 0]), ("validation", [0, 1, 2])):
+        contents = [plain(50 * each, 30, 20) for each in labels]
+        paths = [f"{ids[each]}_{row}_{ids[each]}.JPEG" for row, each in enumerate(labels)]
+        file = folder / "data" / f"{split}-00000-of-00001.parquet"
+        write_shard(file, contents, labels, paths=paths, names=names)
+
+
+def test_classes_of_shards_by_id_and_by_name(tmp_path: Path) -> None:
+    hub(tmp_path, IDS, ["tench", "goldfish", "shark"])
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"{IDS[2]}\ngoldfish\n")
+    found = load(tmp_path, class_list=str(listed))
+    assert (found.class_names, found.train.labels.tolist()) == (("goldfish", "shark"), [1, 0])
+    assert values(found.train.images) == [100, 50]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_classes_of_shards_get_the_order_of_their_ids(tmp_path: Path, named: bool) -> None:
+    hub(tmp_path, [IDS[1], IDS[2], IDS[0]], ["goldfish", "shark", "tench"] if named else None)
+    found = load(tmp_path)
+    assert found.class_names == (("tench", "goldfish", "shark") if named else tuple(IDS))
+    assert (found.train.labels.tolist(), values(found.train.images)) == ([0, 1, 2, 1], [100, 0, 50, 0])
+    assert (found.test.labels.tolist(), values(found.test.images)) == ([1, 2, 0], [0, 50, 100])
+
+
 def test_a_list_of_classes(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "classes.txt"
     file.write_text(f"{IDS[2]}\n{IDS[0]}\n")
@@ -178,6 +315,12 @@ def test_a_list_of_classes(folder: Path, tmp_path: Path) -> None:
         load(folder, class_list="lucyr")
     with pytest.raises(SettingsError, match="Digits has no use for class_list"):
         load_dataset("digits", None, SourceOptions(class_list=str(file)))
+
+
+def test_a_list_of_other_classes_says_which_there_are(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("n1000\n")
+    with pytest.raises(SettingsError, match=r"not a class: 'n1000'\. Classes are n0, n1, n2, n3, n4 and 995 others\."):
+        listed_classes(tmp_path / "list.txt", [f"n{number}" for number in range(1000)])
 
 
 def test_the_lists_of_the_subset(folder: Path) -> None:

@@ -127,7 +127,8 @@ def test_cub200_with_mistakes_in_its_lists(birds: Path, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             load("cub200", birds, tmp_path)
         (birds / file).write_text(kept)
-    with pytest.raises(DataError, match=r"there is no images\.txt"):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match=r"there is no images\.txt\. Folders train/ and test/ .* dataset `folder`"):
         load("cub200", tmp_path, tmp_path)
 
 
@@ -156,9 +157,40 @@ def test_classes_of_a_domain_are_classes_of_their_own(domains: Path, tmp_path: P
     assert found.train.labels.tolist() == [label for label in range(12) for _ in range(2)]
     assert found.test.labels.tolist() == list(range(12))
     assert values(found.test.images) == [40 * (label // 2) + 10 * (label % 2) for label in range(12)]
+    names = [f"c{label:03d}" for label in range(345)]
+    whole = "".join(f"real/{name}/1.jpg {label}\n" for label, name in enumerate(names))
+    kept = (domains / "real_train.txt").read_text()
+    (domains / "real_train.txt").write_text(kept.replace("airplane", "aircraft_carrier"))
+    with pytest.raises(DataError, match=r"Class 0 is 'airplane', but 'aircraft_carrier' in real_train\.txt"):
+        load("domainnet", domains, tmp_path)
+    (domains / "real_train.txt").write_text(whole)
+    with pytest.raises(DataError, match="345 classes: they are those of the whole DomainNet"):
+        load("domainnet", domains, tmp_path)
+    (domains / "real_train.txt").write_text(kept)
+    (domains / "real").rename(domains / "kept")
+    with pytest.raises(DataError, match=r"6 of 36 images that the lists name are missing: .*real/airplane/0\.jpg, "):
+        load("domainnet", domains, tmp_path)
+    (domains / "kept").rename(domains / "real")
     (domains / "real_test.txt").unlink()
     with pytest.raises(DataError, match=r"real_test\.txt is missing"):
         load("domainnet", domains, tmp_path)
+
+
+def test_images_are_resized_before_crops_are_cut_as_in_efc_plus_plus(domains: Path, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    small, large = (Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC) for size in ((150, 100), (600, 400)))
+    for number, image in enumerate((small, large)):
+        image.save(domains / "clipart" / "airplane" / f"{number}.jpg", "JPEG")
+    found = load("domainnet", domains, tmp_path)
+    assert isinstance(found.train.images, DeferredImages)
+    ((_, whole),) = found.train.images[:2].whole()
+    for number, pixels in enumerate(whole):
+        opened = Image.open(domains / "clipart" / "airplane" / f"{number}.jpg")
+        assert np.array_equal(pixels, np.asarray(opened.resize((384, 256), Image.Resampling.BILINEAR)))
+    bounded = load("domainnet", domains, tmp_path, stored_side=200).train.images
+    assert isinstance(bounded, DeferredImages)
+    ((_, whole),) = bounded[:2].whole()
+    assert [pixels.shape for pixels in whole] == [(100, 150, 3), (200, 300, 3)]
 
 
 def test_every_domain_is_a_task_and_classes_share_answers(domains: Path) -> None:

@@ -51,6 +51,16 @@ def test_nothing_is_wrong(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert text.endswith("Nothing is wrong.")
 
 
+def test_swapped_splits_are_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "train").rename(folder / "kept")
+    (folder / "val").rename(folder / "train")
+    (folder / "kept").rename(folder / "val")
+    code, text = verify(folder, capsys)
+    assert code == 1
+    assert "wrong: The splits are swapped: the training images are the published test images." in text
+    assert text.endswith("1 thing is wrong.")
+
+
 def test_everything_that_is_wrong_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = folder / "train" / "n01" / "1.JPEG"
     broken.write_bytes(broken.read_bytes()[:400])

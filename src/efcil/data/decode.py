@@ -93,6 +93,7 @@ class Bound:
     """How a whole image of any shape is kept: a shorter side of more than `short_side` pixels is shrunk to that."""
 
     short_side: int
+    enlarge: bool = False  # a shorter side of fewer pixels is enlarged to that
 
 
 def decode_image(encoded: Encoded, fit: Fit | Bound) -> np.ndarray:
@@ -159,7 +160,7 @@ def _cut_from_resized(image: Image.Image, short_side: int, size: int) -> Image.I
 def _whole(image: Image.Image, bound: Bound) -> np.ndarray:
     image.load()
     image = _to_rgb(image)
-    if min(image.size) > bound.short_side:
+    if min(image.size) > bound.short_side or (bound.enlarge and min(image.size) < bound.short_side):
         image = image.resize(resized_sides(image.size, bound.short_side), Image.Resampling.BILINEAR)
     return np.asarray(image)
 

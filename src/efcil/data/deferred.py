@@ -56,6 +56,7 @@ class Shapes:
 
     size: int
     stored_side: int = STORED_SIDE
+    enlarge: bool = False  # whole images that are smaller are enlarged to that
 
     @property
     def short_side(self) -> int:
@@ -105,7 +106,7 @@ class DeferredImages:
     @cached_property
     def description(self) -> str:
         """What distinguishes these images from squares of the same size."""
-        return f"whole images, shorter side at most {self.shapes.stored_side}"
+        return f"whole images, shorter side {'' if self.shapes.enlarge else 'at most '}{self.shapes.stored_side}"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -136,7 +137,7 @@ class DeferredImages:
         """Return the pixels of some images: a list of whole ones, or an array of test views."""
         if whole:
             pixels = [np.empty(0, np.uint8)] * len(encoded)
-            decode_into(pixels, encoded, Bound(self.shapes.stored_side), self.workers)
+            decode_into(pixels, encoded, Bound(self.shapes.stored_side, self.shapes.enlarge), self.workers)
             return pixels
         piece = np.empty((len(encoded), *self.shape[1:]), np.uint8)
         decode_into(piece, encoded, self.shapes.view, self.workers)

@@ -60,8 +60,11 @@ def verify_dataset(source: Source, path: Path | None, options: SourceOptions) ->
     if known is not None and (options.class_list is not None and options.class_list not in source.class_lists):
         known = replace(known, classes=None, train=None, test=None)  # the user's own choice of classes
     checked = {}
+    swapped = known is not None and _swapped(dataset, known)
+    if swapped:
+        found.wrong.append("The splits are swapped: the training images are the published test images.")
     for split, images in (("train", dataset.train), ("test", dataset.test)):
-        _check_counts(found, dataset, split, images, known)
+        _check_counts(found, dataset, split, images, None if swapped else known)
         checked[split] = _check_images(images)
         _check_sides(found, split, checked[split], dataset)
     _check_classes(found, dataset, known)
@@ -88,6 +91,17 @@ def _check_answers(found: Findings, dataset: Dataset) -> None:
     found.lines.append(f"{'domains':<9} {', '.join(domains.names)}: {domains.counted}")
     if missing := domains.incomplete():
         found.lines.append(f"{'':<9} {_number(len(missing), 'answer')} not in all domains: {some(missing)}")
+
+
+def _swapped(dataset: Dataset, known: Known) -> bool:
+    """Say whether each split has as many images of every class as the other one should have, and not its own number."""
+
+    def fits(images: ImageSet, limits: tuple[int, int] | None) -> bool:
+        counts = images.class_counts(dataset.number_of_classes)
+        return limits is not None and bool(((counts >= limits[0]) & (counts <= limits[1])).all())
+
+    own = fits(dataset.train, known.train_of_class) and fits(dataset.test, known.test_of_class)
+    return not own and fits(dataset.train, known.test_of_class) and fits(dataset.test, known.train_of_class)
 
 
 def _check_counts(found: Findings, dataset: Dataset, split: str, images: ImageSet, known: Known | None) -> None:

@@ -20,7 +20,7 @@ from efcil.data.images import Dataset
 from efcil.data.sources import Source, SourceOptions
 from efcil.data.sources.download import download
 from efcil.data.sources.pickles import read_pickle
-from efcil.data.sources.shards import Layout, check_labels, class_names, decode_shards, find_shards
+from efcil.data.sources.shards import Layout, check_labels, decode_shards, find_shards, published_names, shared_names
 from efcil.errors import DataError, shortened
 
 #: Limits of both: bytes of one file and of all files of an archive, number of files.
@@ -112,10 +112,9 @@ class Cifar(Source):
         raise DataError(f"{path} holds no {self.title} files. {self.expected}")
 
     def _build_from_shards(self, shards: dict[str, list[Path]], workers: int | None, allocate: Allocate) -> Built:
-        labels = decode_shards(self.layout, shards, workers, allocate)
-        names = class_names(shards["train"][0], self.layout.label)
-        usual = self.usual_names
-        return Built(labels, names if names is not None and len(names) == len(usual) else usual)
+        found = shared_names([shards["train"][0], shards["test"][0]], self.layout.label)
+        names = published_names(found, self.usual_names, self.title, shards["train"][0])
+        return Built(decode_shards(self.layout, shards, workers, allocate), names)
 
     def _build_from_folder(self, files: list[Path], allocate: Allocate) -> Built:
         return self._build_from_pickles(_read_folder(files, self.title, self.original.archive), allocate)

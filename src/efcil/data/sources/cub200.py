@@ -29,7 +29,7 @@ class Cub200(Source):
     )
     needs_path = True
     uses = ("stored_side",)
-    known = Known(200, 5_994, 5_794, (29, 30))
+    known = Known(200, 5_994, 5_794, (29, 30), (11, 30))
 
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
         """Return the birds below `path`, to be decoded when they are needed."""
@@ -42,7 +42,8 @@ class Cub200(Source):
         """Return the names of the classes, and the files of both splits."""
         root = next((each for each in (path, path / FOLDER) if (each / "images.txt").is_file()), None)
         if root is None:
-            raise DataError(f"{path} holds no CUB-200-2011: there is no images.txt. {self.expected}")
+            hint = " Folders train/ and test/ of classes are the dataset `folder`." if (path / "train").is_dir() else ""
+            raise DataError(f"{path} holds no CUB-200-2011: there is no images.txt.{hint} {self.expected}")
         files, labels, splits = ({word: rest for word, rest in self._table(root / name)} for name in _LISTS)
         if files.keys() != labels.keys() or files.keys() != splits.keys():
             raise DataError(f"The lists {', '.join(_LISTS)} in {root} do not name the same images. {self.expected}")

@@ -6,6 +6,7 @@ are numbered by their names, as EFC++ has them. The preset orders them as the au
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from efcil.errors import DataError
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 MOST_CLASSES = 10_000
-#: EFC++ shrinks images to this shorter side before it cuts crops from them.
+#: Classes of the whole DomainNet, whose own lists have the same names as those of DN4IL.
+WHOLE_CLASSES = 345
+_LISTS = "https://github.com/NeurAI-Lab/DN4IL-dataset"
+#: EFC++ resizes images to this shorter side before it cuts crops from them.
 _STORED_SIDE = 256
 
 
@@ -30,7 +34,7 @@ class Domainnet(Source):
     expected = (
         "Expected: a folder with the images of DomainNet (clipart/, infograph/, painting/, quickdraw/, real/ and "
         "sketch/, from https://ai.bu.edu/M3SDA) and the lists clipart_train.txt, clipart_test.txt and so on of DN4IL "
-        "(https://github.com/NeurAI-Lab/DN4IL-dataset); a line has the path of an image and the number of its class."
+        f"({_LISTS}); a line has the path of an image and the number of its class."
     )
     needs_path = True
     uses = ("stored_side",)
@@ -41,8 +45,9 @@ class Domainnet(Source):
         self.check(path, options)
         assert path is not None
         names, train, test = self.listed(path)
-        stored = options.stored_side or _STORED_SIDE
-        return photographs(self.name, train, test, names, replace(options, stored_side=stored))
+        if options.stored_side is None:
+            return photographs(self.name, train, test, names, replace(options, stored_side=_STORED_SIDE), enlarge=True)
+        return photographs(self.name, train, test, names, options)
 
     def listed(self, path: Path) -> tuple[list[str], Files, Files]:
         """Return the names of the classes, domain after domain, and the files of both splits."""
@@ -52,12 +57,12 @@ class Domainnet(Source):
             for split in ("train", "test")
         }
         classes = 1 + max(label for each in lines.values() for _, label in each)
-        names = [f"class {label}" for label in range(classes)]
-        for each in lines.values():
-            for file, label in each:
-                names[label] = file.parent.name
-        if len(set(names)) < classes:
-            raise DataError(f"The lists in {path} give two classes one name. {self.expected}")
+        if classes == WHOLE_CLASSES:
+            raise DataError(
+                f"The lists in {path} have {classes} classes: they are those of the whole DomainNet, which have the "
+                f"same names. Replace them by the lists of DN4IL with 100 classes, from {_LISTS}."
+            )
+        names = self._class_names(path, lines, classes)
         splits = []
         for split in ("train", "test"):
             chosen = [
@@ -67,6 +72,22 @@ class Domainnet(Source):
             ]
             splits.append(Files(tuple(file for file, _ in chosen), tuple(label for _, label in chosen)))
         return [f"{domain}/{name}" for domain in DOMAINS for name in names], splits[0], splits[1]
+
+    def _class_names(
+        self, path: Path, lines: Mapping[tuple[str, str], list[tuple[Path, int]]], classes: int
+    ) -> list[str]:
+        """Return the names of the folders of the classes; a class must have the same one in all lists."""
+        names: dict[int, str] = {}
+        for (domain, split), each in lines.items():
+            for file, label in each:
+                if names.setdefault(label, file.parent.name) != file.parent.name:
+                    raise DataError(
+                        f"Class {label} is {names[label]!r}, but {file.parent.name!r} in {domain}_{split}.txt: the "
+                        f"lists in {path} do not belong together. {self.expected}"
+                    )
+        if len(set(names.values())) < len(names):
+            raise DataError(f"The lists in {path} give two classes one name. {self.expected}")
+        return [names.get(label, f"class {label}") for label in range(classes)]
 
     def _lines(self, path: Path, file: Path) -> list[tuple[Path, int]]:
         if not file.is_file():

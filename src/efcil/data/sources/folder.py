@@ -14,6 +14,8 @@ from efcil.data.sources import Source, SourceOptions, held_out_choice
 from efcil.data.sources.listing import Files, build_from_files, images_of_class, labelled, visible_folders, wrong_level
 from efcil.errors import DataError, SettingsError
 
+_TEST_FOLDERS = ("test", "val", "validation", "valid")
+
 
 class Folder(Source):
     """Images of any sizes in class folders, resized to squares; labels follow the sorted folder names."""
@@ -66,7 +68,7 @@ class Folder(Source):
     def _splits(self, path: Path, options: SourceOptions) -> tuple[tuple[str, ...], dict[str, Files]]:
         if not path.is_dir():
             raise DataError(f"{path} is not a folder. {self.expected}")
-        test = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
+        test = _test_folder(path)
         if (path / "train").is_dir() and test is not None:
             if options.held_out is not None:
                 raise SettingsError(
@@ -128,6 +130,15 @@ class Folder(Source):
             found = f"only {names[0]!r}" if names else "none"
             raise DataError(f"{root} must have a folder for each of at least two classes; it has {found}.")
         return names
+
+
+def _test_folder(path: Path) -> Path | None:
+    """Return the folder of the test images: the first one that has a class of train/, else the first one."""
+    found = [path / name for name in _TEST_FOLDERS if (path / name).is_dir()]
+    names = {folder.name for folder in visible_folders(path / "train")} if (path / "train").is_dir() else set()
+    # Test images without labels are often beside validation images with labels.
+    sorted_ones = [folder for folder in found if names & {each.name for each in visible_folders(folder)}]
+    return next(iter([*sorted_ones, *found]), None)
 
 
 def _folder_names(root: Path, domains: bool) -> list[str]:

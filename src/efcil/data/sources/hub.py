@@ -17,13 +17,27 @@ from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import Source, SourceOptions, held_out_choice
 from efcil.data.sources.classlist import listed_classes
 from efcil.data.sources.download import download
-from efcil.data.sources.listing import files_below
-from efcil.data.sources.shards import ShardSupply, class_names, features, read_labels, refuse_gaps, schema_of
+from efcil.data.sources.listing import files_below, is_image
+from efcil.data.sources.shards import (
+    TEST_SPLITS,
+    TRAIN_SPLITS,
+    VALIDATION_SPLITS,
+    ShardSupply,
+    features,
+    read_labels,
+    read_words,
+    refuse_gaps,
+    schema_of,
+    shared_names,
+    split_of,
+)
 from efcil.errors import DataError, SettingsError, shortened, some
 
-TRAIN_SPLITS = ("train", "training")
-TEST_SPLITS = ("test", "testing", "validation", "valid", "val", "dev")
+#: How columns of labels are called that have no declared names.
+LABEL_COLUMNS = ("label", "labels", "class", "category")
 MOST_CLASSES = 1_000_000
+#: With more images than these, a column with another value for most of them numbers images, not classes.
+FEW_IMAGES = 100
 #: Where the Hub keeps Parquet files of datasets that were uploaded in another form.
 CONVERTED = "refs/convert/parquet"
 
@@ -44,9 +58,9 @@ class Hub(Source):
     title = "A dataset of the Hub"
     description = "hub:OWNER/NAME, any image-classification dataset of the Hugging Face Hub"
     expected = (
-        "Expected: Parquet files with a column of images and a column of whole numbers as labels. Without a path they "
-        "are downloaded from the Hub, which needs a network and the package huggingface_hub; with one they are the "
-        "files below it, with the split in the name of a file or of its folder: train-00000-of-00001.parquet, "
+        "Expected: Parquet files with a column of images and a column of labels: whole numbers, or words. Without "
+        "a path they are downloaded from the Hub, which needs a network and the package huggingface_hub; with one they "
+        "are the files below it, with the split in the name of a file or of its folder: train-00000-of-00001.parquet, "
         "validation/0000.parquet."
     )
     needs_path = False
@@ -119,7 +133,7 @@ class Hub(Source):
         found = self._splits(folder)
         train, tests = self._names_of_splits(found, options)
         image, label = find_columns(found[train][0], options.columns)
-        labels = {name: _labels_of(found[name], image, label) for name in (train, *tests)}
+        declared, labels = _labels(found, (train, *tests), image, label)
         if options.splits is None:  # a split without labels is of no use
             tests = [name for name in tests if (labels[name] >= 0).all()] or tests
         for name in (train, *tests[:1]):
@@ -127,12 +141,7 @@ class Hub(Source):
                 raise DataError(
                     f"Images of the split {name} in {folder} have no label (-1). Choose splits with labels."
                 )
-        names = class_names(found[train][0], label)
-        last = max(int(labels[name].max()) for name in (train, *tests[:1]) if len(labels[name]))
-        if names is None or len(set(names)) < len(names) or last >= len(names):
-            if last >= MOST_CLASSES:
-                raise DataError(f"Column {label!r} has labels up to {last}; these are no classes. Choose columns.")
-            names = tuple(str(number) for number in range(last + 1))
+        names = _names_of(declared, labels, (train, *tests[:1]), label)
         chosen = {"train": _all_rows(found[train], labels[train])}
         if options.held_out is None:
             chosen["test"] = _all_rows(found[tests[0]], labels[tests[0]])
@@ -155,10 +164,10 @@ class Hub(Source):
         """Return the files of every split of one configuration."""
         files = _parquet_below(folder)
         if not files:
-            raise DataError(f"{folder} holds no Parquet file. {self.expected}")
+            raise DataError(f"{folder} holds no Parquet file.{_other_form(folder)} {self.expected}")
         by_configuration: dict[str, dict[str, list[Path]]] = {}
         for file in files:
-            split, above = _split_of(file)
+            split, above = split_of(file)
             configuration = above.relative_to(folder).as_posix() if above.is_relative_to(folder) else ""
             by_configuration.setdefault(configuration, {}).setdefault(split, []).append(file)
         if self.configuration is not None:
@@ -166,7 +175,7 @@ class Hub(Source):
                 name: splits for name, splits in by_configuration.items() if self.configuration in name.split("/")
             }
         if len(by_configuration) != 1:
-            names = some(sorted(by_configuration) or sorted({_split_of(file)[1].name for file in files}))
+            names = some(sorted(by_configuration) or sorted({split_of(file)[1].name for file in files}))
             raise DataError(
                 f"{folder} holds several configurations, or not the one that is named: {names}. Name one of them: "
                 f"hub:{self.repository}/CONFIGURATION."
@@ -187,7 +196,7 @@ class Hub(Source):
                 raise SettingsError(f"The split {train} cannot be both for training and for testing. Set held_out.")
             return train, [test]
         train = next((name for name in TRAIN_SPLITS if name in found), "")
-        tests = [name for name in TEST_SPLITS if name in found]
+        tests = [name for name in (*TEST_SPLITS, *VALIDATION_SPLITS) if name in found]
         if not train and len(found) == 1 and options.held_out is not None:
             train = next(iter(found))
         if not train or (not tests and options.held_out is None):
@@ -219,6 +228,9 @@ def find_columns(shard: Path, wanted: str | None) -> tuple[str, str]:
             kind.field(place).name == "bytes" and is_bytes(kind.field(place).type) for place in range(kind.num_fields)
         )
 
+    def is_text(kind: Any) -> bool:
+        return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
+
     types = {name: schema.field(name).type for name in schema.names}
     said = features(shard)
     images = (
@@ -227,9 +239,11 @@ def find_columns(shard: Path, wanted: str | None) -> tuple[str, str]:
         or [name for name, kind in types.items() if is_bytes(kind)]
     )
     integers = [name for name, kind in types.items() if pyarrow.types.is_integer(kind)]
-    labels = [name for name in types if said.get(name) == "ClassLabel"] or (
-        ["label"] if "label" in integers else integers
-    )
+    words = [name for name, kind in types.items() if is_text(kind)]
+    declared = [name for name in types if said.get(name) == "ClassLabel"]
+    # Several are declared where images have a breed and a kind, or a class and a domain.
+    possible = declared or [*integers, *words]
+    labels = next(([name] for name in LABEL_COLUMNS if name in possible), declared or integers)
     for kind, found in (("images", images), ("labels (whole numbers)", labels)):
         if len(found) != 1:
             what = f"several columns of {kind}: {some(found)}" if found else f"no column of {kind}"
@@ -249,16 +263,54 @@ def _parquet_below(folder: Path) -> list[Path]:
     return [file for file in files_below(folder) if file.name.endswith(".parquet") and file.is_file()]
 
 
-def _split_of(file: Path) -> tuple[str, Path]:
-    """Return the split that a file belongs to, and the folder of its configuration."""
-    word = re.split(r"[-.]", file.name)[0]
-    if re.search(r"[A-Za-z]", word):
-        return word, file.parent
-    return file.parent.name, file.parent.parent
+def _other_form(folder: Path) -> str:
+    """Say what a folder without Parquet files is, if it has images, Arrow files or archives."""
+    files = files_below(folder)
+    if any(file.suffix == ".arrow" for file in files):
+        return " It holds Arrow files of the package datasets: write each split with to_parquet('train.parquet')."
+    if any(is_image(file) for file in files):
+        return " It holds images: folders of images, one for each class, are the dataset `folder`."
+    if archives := [file.name for file in files if file.name.endswith((".zip", ".tar", ".tar.gz", ".tgz"))]:
+        return f" It holds archives ({some(archives)}): extract them; folders of images are the dataset `folder`."
+    return ""
 
 
-def _labels_of(files: Sequence[Path], image: str, label: str) -> np.ndarray:
-    return np.concatenate([read_labels(file, image, label) for file in files])
+def _labels(
+    found: Mapping[str, list[Path]], splits: Sequence[str], image: str, label: str
+) -> tuple[tuple[str, ...] | None, dict[str, np.ndarray]]:
+    """Return the declared names of the classes, if there are any, and the labels of the splits."""
+    kind = str(schema_of(found[splits[0]][0]).field(label).type)
+    if kind not in ("string", "large_string"):
+        names = shared_names([found[split][0] for split in splits], label)
+        return names, {
+            split: np.concatenate([read_labels(file, image, label) for file in found[split]]) for split in splits
+        }
+    words = {split: [word for file in found[split] for word in read_words(file, label)] for split in splits}
+    names = tuple(sorted(set(words[splits[0]])))
+    number_of = {name: number for number, name in enumerate(names)}
+    for split, each in words.items():
+        if unknown := sorted(set(each) - set(names)):
+            raise DataError(f"The split {split} has labels that {splits[0]} does not have: {some(unknown)}.")
+    return names, {split: np.array([number_of[word] for word in each], np.int64) for split, each in words.items()}
+
+
+def _names_of(
+    declared: tuple[str, ...] | None, labels: Mapping[str, np.ndarray], splits: Sequence[str], column: str
+) -> tuple[str, ...]:
+    """Return the names of the classes: the declared ones, or numbers where names are missing or repeated."""
+    last = max(int(labels[split].max()) for split in splits if len(labels[split]))
+    if declared is not None and last >= len(declared):
+        raise DataError(f"Column {column!r} has the label {last}, but names of only {len(declared)} classes.")
+    if declared is not None and len(set(declared)) == len(declared):
+        return declared
+    found = labels[splits[0]]
+    numbers = len(found) > FEW_IMAGES and 2 * len(np.unique(found)) > len(found)
+    if last >= MOST_CLASSES or numbers:
+        raise DataError(
+            f"Column {column!r} has {len(np.unique(found)):,} values up to {last:,} for {len(found):,} images; these "
+            "are no classes. Choose columns."
+        )
+    return tuple(str(number) for number in range(last + 1))
 
 
 def _all_rows(files: list[Path], labels: np.ndarray) -> Chosen:

@@ -6,7 +6,6 @@ Images are decoded task by task (data/deferred.py); nothing is written beside th
 from __future__ import annotations
 
 import abc
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +16,40 @@ from efcil.data.deferred import DeferredImages, FileSupply, Shapes, Supply
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset, ImageSet
 from efcil.data.sources import Known, Source, SourceOptions
 from efcil.data.sources.classlist import listed_classes
-from efcil.data.sources.listing import Files, images_below, images_of_class, labelled, visible_folders
+from efcil.data.sources.imagenet_labels import (
+    DEVKIT,
+    IDENTIFIER,
+    LISTS,
+    SUBSET_CLASSES,
+    first_file,
+    labelled_by_a_list,
+    read_lines,
+    refuse_wrong_folders,
+)
+from efcil.data.sources.listing import Files, images_of_class, labelled, visible_folders
 from efcil.data.sources.photographs import shapes_of
-from efcil.data.sources.shards import ShardSupply, class_names, find_shards, read_labels
-from efcil.errors import DataError, SettingsError
+from efcil.data.sources.shards import (
+    VALIDATION_SPLITS,
+    ShardSupply,
+    find_shards,
+    read_labels,
+    read_paths,
+    shared_names,
+)
+from efcil.errors import DataError, SettingsError, some
 
-CLASSES, SUBSET_CLASSES = 1000, 100
+CLASSES = 1000
 #: Folders that archives and other programs put around train/ and val/.
-_AROUND = ("", "imagenet", "imagenet_subset", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
-#: Lists of the labels of a validation folder without class folders: EFC's, Tiny-ImageNet's manner, Kaggle's.
-_ANNOTATIONS = ("val_100.txt", "val_1000.txt", "val.txt", "val_annotations.txt", "LOC_val_solution.csv")
-_NAMES = ("LOC_synset_mapping.txt", "words.txt")
+_AROUND = ("", "imagenet", "imagenet_subset", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
+_TRAIN = ("train", "ILSVRC2012_img_train")
+_VALIDATION = ("val", "validation", "ILSVRC2012_img_val")
+_NAMES = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
 _LAYOUTS = (
     "Expected: a folder with train/<id>/*.JPEG and either val/<id>/*.JPEG or val/*.JPEG with a list of their labels "
-    f"beside them or above ({', '.join(_ANNOTATIONS)}; a line has a file's name and its id, or the number of its class "
-    "in the sorted list). Or a folder with train*.parquet and validation*.parquet (columns image and label), as in the "
-    "dataset ILSVRC/imagenet-1k of the Hugging Face Hub. Both need an account: https://image-net.org/download."
+    f"beside them or above ({', '.join(LISTS)}; a line has a file's name and its id, or the number of its class "
+    f"in the sorted list), or with {DEVKIT} of image-net.org. Or a folder with train*.parquet and validation*.parquet "
+    "(columns image and label), as in the dataset ILSVRC/imagenet-1k of the Hugging Face Hub. Both need an account: "
+    "https://image-net.org/download."
 )
 
 
@@ -50,8 +67,8 @@ class _Imagenet(Source):
     uses = ("class_list", "stored_side")
 
     @abc.abstractmethod
-    def chosen(self, identifiers: Sequence[str], class_list: str | None) -> list[int]:
-        """Return which of the sorted identifiers are used, in that order."""
+    def chosen(self, identifiers: Sequence[str], class_list: str | None, names: Sequence[str] = ()) -> list[int]:
+        """Return which of the sorted identifiers are used, in that order; a list may have their names, too."""
 
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
         """Return the images below `path`, to be decoded when they are needed."""
@@ -60,7 +77,7 @@ class _Imagenet(Source):
         if not path.is_dir():
             raise DataError(f"{path} is not a folder. {self.expected}")
         identifiers, names, splits = self.listed(path, options)
-        used = self.chosen(identifiers, options.class_list)
+        used = self.chosen(identifiers, options.class_list, names)
         shapes = shapes_of(options)
         position = np.full(len(identifiers), -1)
         position[used] = np.arange(len(used))
@@ -80,16 +97,27 @@ class _Imagenet(Source):
 
     def listed(self, path: Path, options: SourceOptions) -> tuple[list[str], list[str], tuple[_Split, _Split]]:
         """Return the sorted identifiers of all classes that are there, their names, and both splits."""
-        if shards := find_shards(path, "val"):
+        if shards := find_shards(path, VALIDATION_SPLITS):
             return _from_shards(shards)
         return self._from_folders(path, options)
 
     def _from_folders(self, path: Path, options: SourceOptions) -> tuple[list[str], list[str], tuple[_Split, _Split]]:
         root = self._root(path)
-        identifiers = [folder.name for folder in visible_folders(root / "train")]
+        train_folder, test_folder = _folder(root, _TRAIN), _folder(root, _VALIDATION)
+        if train_folder is None or test_folder is None:
+            raise DataError(f"{root / 'val'} is missing, and with it the test images.{_archives(root)} {self.expected}")
+        identifiers = [folder.name for folder in visible_folders(train_folder)]
         if len(identifiers) < 2:
-            raise DataError(f"{root / 'train'} holds {len(identifiers)} class folders. {self.expected}")
-        used = self.chosen(identifiers, options.class_list)  # other classes are not listed: that takes long
+            raise DataError(
+                f"{train_folder} holds {len(identifiers)} class folders.{_archives(train_folder)} {self.expected}"
+            )
+        if len(identifiers) == CLASSES and not all(map(IDENTIFIER.fullmatch, identifiers)):
+            raise DataError(
+                f"The folders in {train_folder} are not called by WordNet ids, but {identifiers[0]!r} and so on. The "
+                "classes of ImageNet have the order of the ids: give the folders their published names."
+            )
+        names = _names(path, root, identifiers)
+        used = self.chosen(identifiers, options.class_list, names)  # other classes are not listed: that takes long
 
         def below(folder: Path) -> Files:
             wanted = set(used)
@@ -97,23 +125,22 @@ class _Imagenet(Source):
                 [images_of_class(folder / name) if number in wanted else [] for number, name in enumerate(identifiers)]
             )
 
-        splits = (below(root / "train"), self._validation(path, root, identifiers, used, below))
+        places = (test_folder, root, *_between(path, root))
+        splits = (below(train_folder), self._validation(places, identifiers, used, below))
         train, test = (_Split(FileSupply(files.paths), np.array(files.labels, np.int64)) for files in splits)
-        return identifiers, _names(path, root, identifiers), (train, test)
+        return identifiers, names, (train, test)
 
     def _root(self, path: Path) -> Path:
         for name in _AROUND:
-            root = path / name
-            if (root / "train").is_dir():
-                if not (root / "val").is_dir():
-                    raise DataError(f"{root / 'val'} is missing, and with it the test images. {self.expected}")
-                return root
-        raise DataError(f"{path} holds no ImageNet: there is no folder train in it. {self.expected}")
+            if _folder(path / name, _TRAIN) is not None:
+                return path / name
+        raise DataError(f"{path} holds no ImageNet: there is no folder train in it.{_archives(path)} {self.expected}")
 
     def _validation(
-        self, path: Path, root: Path, identifiers: list[str], used: list[int], below: Callable[[Path], Files]
+        self, places: Sequence[Path], identifiers: list[str], used: list[int], below: Callable[[Path], Files]
     ) -> Files:
-        folder = root / "val"
+        """Return the validation images in the first of `places`, by their folders or by a list in one of them."""
+        folder = places[0]
         if visible_folders(folder):
             for number in used:
                 if not (folder / identifiers[number]).is_dir():
@@ -121,14 +148,16 @@ class _Imagenet(Source):
                         f"{folder / identifiers[number]} is missing: its class has no validation images. "
                         f"{self.expected}"
                     )
-            return below(folder)
-        found = _first_file(_ANNOTATIONS, (folder, root, *_between(path, root)))
-        if found is None:
+            files = below(folder)
+            refuse_wrong_folders(files, identifiers, folder)
+            return files
+        listed = labelled_by_a_list(folder, places, identifiers, set(used))
+        if listed is None:
             raise DataError(
                 f"The images in {folder} are not sorted into class folders, and there is no list of their labels "
-                f"({', '.join(_ANNOTATIONS)}). {self.expected}"
+                f"({', '.join(LISTS)}). {self.expected}"
             )
-        return _annotated(found, {image.name: image for image in images_below(folder)}, identifiers, set(used))
+        return listed
 
 
 class ImagenetSubset(_Imagenet):
@@ -140,13 +169,13 @@ class ImagenetSubset(_Imagenet):
     class_lists = ("first", "lucir")
     known = Known(SUBSET_CLASSES, None, 5_000, (732, 1300), (50, 50))
 
-    def chosen(self, identifiers: Sequence[str], class_list: str | None) -> list[int]:
+    def chosen(self, identifiers: Sequence[str], class_list: str | None, names: Sequence[str] = ()) -> list[int]:
         """Return the first 100 identifiers, LUCIR's, or those of a file."""
         if class_list in (None, "first"):
             return list(range(len(identifiers)))[:SUBSET_CLASSES]
         if class_list == "lucir":
             return lucir_classes(identifiers)
-        return listed_classes(Path(class_list or ""), identifiers)
+        return listed_classes(Path(class_list or ""), identifiers, names)
 
 
 class Imagenet1k(_Imagenet):
@@ -157,9 +186,11 @@ class Imagenet1k(_Imagenet):
     description = "1,000 classes, 1,281,167 training and 50,000 validation images, 224 x 224 pixels"
     known = Known(CLASSES, 1_281_167, 50_000, (732, 1300), (50, 50))
 
-    def chosen(self, identifiers: Sequence[str], class_list: str | None) -> list[int]:
+    def chosen(self, identifiers: Sequence[str], class_list: str | None, names: Sequence[str] = ()) -> list[int]:
         """Return all classes, or those of a file."""
-        return list(range(len(identifiers))) if class_list is None else listed_classes(Path(class_list), identifiers)
+        if class_list is None:
+            return list(range(len(identifiers)))
+        return listed_classes(Path(class_list), identifiers, names)
 
 
 def lucir_classes(identifiers: Sequence[str]) -> list[int]:
@@ -179,7 +210,7 @@ def _images(split: _Split, position: np.ndarray, shapes: Shapes, workers: int | 
 
 
 def _from_shards(shards: dict[str, list[Path]]) -> tuple[list[str], list[str], tuple[_Split, _Split]]:
-    names = class_names(shards["train"][0], "label")
+    names = shared_names([shards["train"][0], shards["test"][0]], "label")
     labels = {
         split: np.concatenate([read_labels(file, "image", "label") for file in files])
         for split, files in shards.items()
@@ -187,67 +218,67 @@ def _from_shards(shards: dict[str, list[Path]]) -> tuple[list[str], list[str], t
     classes = max((int(each.max()) + 1 for each in labels.values() if len(each)), default=0)
     if min((int(each.min()) for each in labels.values() if len(each)), default=0) < 0:
         raise DataError(f"{shards['test'][0].parent} has images without a label (-1). Give the validation split.")
-    if names is None or len(set(names)) < max(classes, len(names)):
-        names = tuple(f"class {number}" for number in range(classes))
-    train, test = (_Split(ShardSupply.of(shards[split], "image"), labels[split]) for split in ("train", "test"))
-    return list(names), list(names), (train, test)
+    if names is not None and len(set(names)) < max(classes, len(names)):
+        names = None
+    identifiers = _identifiers(shards["train"], classes if names is None else len(names))
+    identifiers = identifiers or names or tuple(f"class {number}" for number in range(classes))
+    names = names or identifiers
+    order = np.arange(len(names))
+    if all(map(IDENTIFIER.fullmatch, identifiers)):  # else the order is taken to be that of the ids
+        order = np.argsort(np.array(identifiers))
+    number_of = np.argsort(order)
+    train, test = (
+        _Split(ShardSupply.of(shards[split], "image"), number_of[labels[split]]) for split in ("train", "test")
+    )
+    return [identifiers[each] for each in order], [names[each] for each in order], (train, test)
+
+
+def _identifiers(shards: Sequence[Path], classes: int) -> tuple[str, ...] | None:
+    """Return the id of every class, from the names of images such as n01440764_18_n01440764.JPEG; None if none tells.
+
+    The Hub's shards are shuffled, so that the first few have images of all classes.
+    """
+    found: dict[int, str] = {}
+    for shard in shards:
+        for label, name in zip(read_labels(shard, "image", "label").tolist(), read_paths(shard, "image"), strict=True):
+            match = IDENTIFIER.match(Path(name or "").name)
+            if match is None or found.setdefault(label, match[0]) != match[0]:
+                return None
+        if len(found) == classes:
+            return tuple(found[label] for label in range(classes))
+    return None
+
+
+def _folder(root: Path, names: Sequence[str]) -> Path | None:
+    return next((root / name for name in names if (root / name).is_dir()), None)
 
 
 def _between(path: Path, root: Path) -> list[Path]:
-    """Return the folders above `root`, up to the one that was given."""
-    found = []
+    """Return the folders above `root`, up to the one that was given, and the one with the lists of Kaggle's archive."""
+    whole = root.absolute()
+    found = [whole.parents[2]] if whole.parts[-3:] == ("ILSVRC", "Data", "CLS-LOC") else []
     while root != path:
         root = root.parent
         found.append(root)
     return found
 
 
-def _first_file(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
-    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
-
-
-def _read_lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read ({error}). Restore it.") from error
-
-
-def _annotated(file: Path, images: dict[str, Path], identifiers: list[str], used: set[int]) -> Files:
-    """Return the validation images of the classes that are used, with the labels that a list gives them."""
-    number_of = {identifier: number for number, identifier in enumerate(identifiers)}
-    chosen: list[tuple[int, str, Path]] = []
-    for line_number, line in enumerate(_read_lines(file), start=1):
-        words = re.split(r"[\s,]+", line.strip())
-        if words == [""] or (line_number == 1 and words[0] == "ImageId"):
-            continue
-        where = f"Line {line_number} of {file}"
-        if len(words) < 2:
-            raise DataError(f"{where} does not name a file and its class: {line[:60]!r}.")
-        number = number_of.get(words[1])
-        if number is None and words[1].isdecimal() and int(words[1]) < len(identifiers):
-            number = int(words[1])
-        if number is None and re.fullmatch(r"n\d+", words[1]):
-            continue  # a class that is not there, of a list of all classes
-        if number is None:
-            last = len(identifiers) - 1
-            raise DataError(f"{where} names class {words[1][:60]!r}, but classes are ids, or numbers from 0 to {last}.")
-        if number not in used:
-            continue
-        name = words[0].rsplit("/", 1)[-1]
-        image = images.get(name) or images.get(f"{name}.JPEG")
-        if image is None:
-            raise DataError(f"{where} names {name[:60]}, which is not in the folder of validation images. Restore it.")
-        chosen.append((number, name, image))
-    chosen.sort()
-    return Files(tuple(image for *_, image in chosen), tuple(number for number, *_ in chosen))
+def _archives(folder: Path) -> str:
+    """Say that archives were not extracted, if there are any."""
+    found = sorted(file.name for file in folder.glob("*.tar*"))
+    if not found:
+        return ""
+    return (
+        f" It holds archives that are not extracted: {some(found)}. Extract ILSVRC2012_img_val.tar into val/, and each "
+        "archive in ILSVRC2012_img_train.tar into the folder train/<id>/ that has its name."
+    )
 
 
 def _names(path: Path, root: Path, identifiers: list[str]) -> list[str]:
     """Return the first synonym of every identifier, where a list beside the images has it."""
-    file = _first_file(_NAMES, (root, *_between(path, root)))
+    file = first_file(_NAMES, (root, *_between(path, root)))
     known = {}
-    for line in [] if file is None else _read_lines(file):
+    for line in [] if file is None else read_lines(file):
         identifier, _, synonyms = line.replace("\t", " ").partition(" ")
         known[identifier] = synonyms.split(",")[0].strip()
     plain = [known.get(identifier) or identifier for identifier in identifiers]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from efcil.data.deferred import STORED_SIDE, DeferredImages, FileSupply, Shapes
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset, ImageSet
 from efcil.data.sources import SourceOptions
 from efcil.data.sources.listing import Files
-from efcil.errors import DataError
+from efcil.errors import DataError, some
 
 SIZE = 224
 
@@ -22,14 +24,33 @@ def shapes_of(options: SourceOptions) -> Shapes:
     return Shapes(options.image_size or SIZE, options.stored_side or STORED_SIDE)
 
 
-def photographs(name: str, train: Files, test: Files, class_names: Sequence[str], options: SourceOptions) -> Dataset:
-    """Return a dataset of image files."""
-    shapes = shapes_of(options)
+def photographs(
+    name: str, train: Files, test: Files, class_names: Sequence[str], options: SourceOptions, enlarge: bool = False
+) -> Dataset:
+    """Return a dataset of image files; with `enlarge`, smaller ones get the shorter side to which others are shrunk."""
+    _refuse_missing([*train.paths, *test.paths])
+    shapes = replace(shapes_of(options), enlarge=enlarge)
     sets = [
         ImageSet(DeferredImages.of(FileSupply(files.paths), shapes, options.workers), np.array(files.labels, np.int64))
         for files in (train, test)
     ]
     return Dataset(name, sets[0], sets[1], tuple(class_names), shapes.size, IMAGENET_MEAN, IMAGENET_STD)
+
+
+def _refuse_missing(files: Sequence[Path]) -> None:
+    """Refuse lists of images that are not there, before a task needs them: archives are often extracted in part."""
+    there: dict[Path, set[str]] = {}
+    for folder in {file.parent for file in files}:
+        try:
+            there[folder] = set(os.listdir(folder))
+        except OSError:
+            there[folder] = set()
+    missing = [file for file in files if file.name not in there[file.parent]]
+    if missing:
+        raise DataError(
+            f"{len(missing):,} of {len(files):,} images that the lists name are missing: {some(missing, 3)}. Extract "
+            "all archives of the dataset."
+        )
 
 
 def read_table(file: Path, expected: str) -> list[list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,22 @@ from typing import Any
 import numpy as np
 
 from efcil.data.decode import Encoded, Fit, decode_into
-from efcil.errors import DataError
+from efcil.data.deferred import PIECE_IMAGES
+from efcil.errors import DataError, shortened, some
 from efcil.safe_json import parse
 
 #: Limits of a row group, checked before it is decoded; usual files have row groups of a few MB.
 MOST_GROUP_BYTES = 512 * 2**20
+#: Compressed images that are decoded together.
+_PIECE_BYTES = 256 * 2**20
 _NAMED_MISSING = 20
-_NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.parquet$")
+#: Older datasets of the Hub have a checksum at the end: train-00000-of-00001-1359597a978bc4fa.parquet.
+_NUMBERED = re.compile(r"-(\d+)-of-(\d+)(?:-[0-9a-f]{8,})?\.parquet$")
+#: How the Hub calls splits; each of the names in one line means the same.
+TRAIN_SPLITS = ("train", "training")
+VALIDATION_SPLITS = ("validation", "valid", "val", "dev")
+TEST_SPLITS = ("test", "testing", "eval", "evaluation")
+_SPLITS = (*TRAIN_SPLITS, *VALIDATION_SPLITS, *TEST_SPLITS)
 
 
 @dataclass(frozen=True)
@@ -31,24 +40,52 @@ class Rows:
     labels: np.ndarray
 
 
-def find_shards(folder: Path, test: str = "test") -> dict[str, list[Path]] | None:
-    """Return the train*.parquet and test*.parquet files in or below `folder`, or None if there is none at all.
+def split_of(file: Path) -> tuple[str, Path]:
+    """Return the split that a file belongs to, and the folder of its configuration.
 
-    The names of the files with test images begin with `test`; they are returned as `test` in any case.
+    As on the Hub, the split is in the name of the file (train-00000-of-00001, flowers_test) or is that of its folder.
     """
-    files = []
+    if file.parent.name.startswith("partial-"):
+        raise DataError(
+            f"{file.parent} holds only the first gigabytes of a split: the Hub converts no more to Parquet. Get the "
+            "files of the dataset itself."
+        )
+    words = re.findall("[A-Za-z]+", file.stem)
+    if numbered := _NUMBERED.search(file.name):
+        name = file.name[: numbered.start()].rpartition("-")[2]
+    elif known := [word for word in words if word.lower() in _SPLITS]:
+        name = known[-1]
+    elif not words or file.parent.name.lower() in _SPLITS:
+        name = ""
+    else:
+        name = re.split(r"[-.]", file.name)[0]
+    split, folder = (name, file.parent) if name else (file.parent.name, file.parent.parent)
+    return (split.lower() if split.lower() in _SPLITS else split), folder
+
+
+def find_shards(folder: Path, test: Sequence[str] = TEST_SPLITS) -> dict[str, list[Path]] | None:
+    """Return the Parquet files of both splits in or below `folder`, or None if there is none at all.
+
+    The test images are in the split that has one of the names in `test`; they are returned as `test` in any case.
+    """
+    by_split: dict[str, list[Path]] = {}
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [Path(place, name) for name in names if name.endswith(".parquet") and not name.startswith(".")]
-    files.sort()
-    beginnings = {"train": "train", "test": test}
-    found = {split: [file for file in files if file.name.startswith(name)] for split, name in beginnings.items()}
+        # Folders of ImageNet's classes hold a million files, but no shard.
+        folders[:] = [name for name in folders if not name.startswith(".") and not re.fullmatch(r"n\d{8}", name)]
+        for name in names:
+            if name.endswith(".parquet") and not name.startswith("."):
+                by_split.setdefault(split_of(Path(place, name))[0], []).append(Path(place, name))
+    found = {
+        split: sorted(file for name in names for file in by_split.get(name, []))
+        for split, names in (("train", TRAIN_SPLITS), ("test", test))
+    }
     if not any(found.values()):
         return None
     for split, shards in found.items():
         if not shards:
             raise DataError(
-                f"{folder} holds no {beginnings[split]}*.parquet file. Both train and {test} shards are needed."
+                f"{folder} holds no {'train' if split == 'train' else test[0]}*.parquet file. Both {TRAIN_SPLITS[0]} "
+                f"and {test[0]} shards are needed; there are {some(sorted(by_split))}."
             )
         folders = sorted({str(shard.parent) for shard in shards})
         if len(folders) > 1:
@@ -79,6 +116,45 @@ def class_names(shard: Path, label_column: str) -> tuple[str, ...] | None:
     except (KeyError, TypeError, ValueError):
         return None
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+
+
+def shared_names(shards: Iterable[Path], label_column: str) -> tuple[str, ...] | None:
+    """Return the class names that shards of all splits agree on; None if none has names."""
+    named = [(shard, names) for shard in shards if (names := class_names(shard, label_column)) is not None]
+    for shard, names in named:
+        if names != named[0][1]:
+            raise DataError(
+                f"{named[0][0]} and {shard} number the classes differently: {_difference(named[0][1], names)}. "
+                "Download both again."
+            )
+    return named[0][1] if named else None
+
+
+def published_names(found: Sequence[str] | None, published: Sequence[str], title: str, shard: Path) -> tuple[str, ...]:
+    """Return the names of the classes of a published dataset; refuse shards that number them in another order.
+
+    A name that is spelt otherwise is no other order: on the Hub, `crab` of CIFAR-100 is called `cra`.
+    """
+    if found is None or len(found) != len(published):
+        return tuple(published)
+    place = {name: number for number, name in enumerate(published)}
+    same = [name.lower().replace(" ", "_") for name in found]
+    moved = [number for number, name in enumerate(same) if place.get(name, number) != number]
+    if moved:
+        raise DataError(
+            f"{shard} numbers the classes in another order than {title}: {_difference(published, found, moved[0])}. "
+            "Results would not be comparable; use files with the published order."
+        )
+    return tuple(published) if any(name in place for name in same) else tuple(found)
+
+
+def _difference(first: Sequence[str], second: Sequence[str], place: int | None = None) -> str:
+    """Say of one class how two lists call it."""
+    if place is None:
+        differing = (number for number, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+        place = next(differing, min(len(first), len(second)))
+    names = [each[place] if place < len(each) else "missing" for each in (first, second)]
+    return f"class {place} is {shortened(names[0])!r} and {shortened(names[1])!r}"
 
 
 def schema_of(shard: Path) -> Any:
@@ -121,18 +197,39 @@ def read_rows(shard: Path, image_column: str, label_column: str) -> Iterator[Row
 
 def read_labels(shard: Path, image_column: str, label_column: str) -> np.ndarray:
     """Return the labels of a shard without reading its images."""
-    import pyarrow
-
     opened = _open(shard)
     _check_columns(opened, shard, image_column, label_column)
-    try:
-        table = opened.read(columns=[label_column])
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _broken(shard, error) from error
-    labels = _labels(table.column(label_column), shard, 0)
+    labels = _labels(_read_column(opened, shard, label_column), shard, 0)
     if len(labels) != opened.metadata.num_rows:
         raise DataError(f"{shard} holds {len(labels)} labels, but names {opened.metadata.num_rows}. Download it again.")
     return labels
+
+
+def read_words(shard: Path, column: str) -> list[str]:
+    """Return a column of text; a DataError names a row without any."""
+    words = _read_column(_open(shard), shard, column).to_pylist()
+    if None in words:
+        raise DataError(f"The label in row {words.index(None)} of {shard} is missing. Download the file again.")
+    return [str(word) for word in words]
+
+
+def read_paths(shard: Path, image_column: str) -> list[str | None]:
+    """Return the names that the images of a shard had as files, None where it does not say."""
+    opened = _open(shard)
+    kind = opened.schema_arrow.field(image_column).type
+    if not (_is_struct(opened, image_column) and kind.get_field_index("path") >= 0):
+        return [None] * count_rows(shard)
+    paths = _read_column(opened, shard, f"{image_column}.path").combine_chunks()
+    return [str(path) if path is not None else None for path in paths.field("path").to_pylist()]
+
+
+def _read_column(opened: Any, shard: Path, column: str) -> Any:
+    import pyarrow
+
+    try:
+        return opened.read(columns=[column]).column(0)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _broken(shard, error) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,15 +254,25 @@ class ShardSupply:
         return int(self.ends[-1])
 
     def read(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[Encoded]]]:
-        """Yield the images called `rows`, one row group at a time; groups without any of them are not read."""
+        """Yield the images called `rows`; groups without any of them are not read.
+
+        Row groups of the Hub have 100 images, of which a task needs a few: several groups are decoded together.
+        """
         groups = np.searchsorted(self.ends, rows, side="right") - 1
         order = np.argsort(groups, kind="stable")
         needed, starts = np.unique(groups[order], return_index=True)
         places_of = dict(zip(needed.tolist(), np.split(order, starts[1:]), strict=True))
+        places: list[np.ndarray] = []
+        found: list[Encoded] = []
         for shard, members in itertools.groupby(needed.tolist(), key=lambda group: self.groups[group][0]):
             for group, contents in self._contents(shard, list(members)):
-                places = places_of[group]
-                yield places, [contents[row - self.ends[group]] for row in rows[places]]
+                places.append(places_of[group])
+                found += [contents[row - self.ends[group]] for row in rows[places[-1]]]
+                if len(found) >= PIECE_IMAGES or _size(found) >= _PIECE_BYTES:
+                    yield np.concatenate(places), found
+                    places, found = [], []
+        if found:
+            yield np.concatenate(places), found
 
     def _contents(self, shard: Path, groups: list[int]) -> Iterator[tuple[int, list[Encoded]]]:
         """Yield the images of some row groups of a shard."""
@@ -182,6 +289,10 @@ class ShardSupply:
                     raise DataError(f"{where} is missing. Download the file again.")
                 found.append(Encoded(content, where))
             yield group, found
+
+
+def _size(images: Iterable[Encoded]) -> int:
+    return sum(len(each.content) for each in images if isinstance(each.content, bytes))
 
 
 @dataclass(frozen=True)
@@ -281,8 +392,14 @@ def _is_struct(opened: Any, column: str) -> bool:
 
 
 def refuse_gaps(shards: list[Path]) -> None:
-    """Refuse numbered shards of which some are missing."""
+    """Refuse numbered shards of which some are missing, or that are of several copies."""
     numbered = [(int(match[1]), int(match[2])) for shard in shards if (match := _NUMBERED.search(shard.name))]
+    # Also one file with everything beside its parts.
+    if len({total for _, total in numbered}) > 1 or len(set(numbered)) < (len(shards) if numbered else 0):
+        names = some([shard.name for shard in shards])
+        raise DataError(
+            f"{shards[0].parent} holds parts of several copies of a split: {names}. Keep those of one copy."
+        )
     for total in {total for _, total in numbered}:
         found = {number for number, of in numbered if of == total}
         # A name can claim any number of shards, so the search ends after as many as the message names.

@@ -5,6 +5,7 @@ The official test set has no labels.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from efcil.data.cache import Allocate, Built, Decoded, Request, load_or_build
@@ -13,7 +14,14 @@ from efcil.data.decode import Fit
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import Known, Source, SourceOptions
 from efcil.data.sources.listing import Files, build_from_files, images_below, images_of_class, labelled, visible_folders
-from efcil.data.sources.shards import Layout, class_names, decode_shards, find_shards
+from efcil.data.sources.shards import (
+    VALIDATION_SPLITS,
+    Layout,
+    decode_shards,
+    find_shards,
+    published_names,
+    shared_names,
+)
 from efcil.errors import DataError
 
 FOLDER = "tiny-imagenet-200"
@@ -40,7 +48,7 @@ class TinyImagenet(Source):
         """Return Tiny-ImageNet from `path`, with the classes that are there."""
         self.check(path, options)
         assert path is not None
-        if path.is_dir() and (shards := find_shards(path, "val")):
+        if path.is_dir() and (shards := find_shards(path, VALIDATION_SPLITS)):
             return _dataset(self.name, self._from_shards(path, shards, options))
         return _dataset(self.name, self._from_folders(path, options))
 
@@ -55,8 +63,8 @@ class TinyImagenet(Source):
         )
 
         def build(allocate: Allocate) -> Built:
-            labels = decode_shards(_LAYOUT, shards, options.workers, allocate)
-            return Built(labels, _class_names(path / "words.txt", _identifiers(path, shards["train"][0])))
+            names = _class_names(path / "words.txt", _identifiers(path, shards))
+            return Built(decode_shards(_LAYOUT, shards, options.workers, allocate), names)
 
         return load_or_build(request, options.cache, build)
 
@@ -146,11 +154,16 @@ def _dataset(name: str, decoded: Decoded) -> Dataset:
     )
 
 
-def _identifiers(folder: Path, shard: Path) -> list[str]:
-    """Return the sorted WordNet ids that labels number: from wnids.txt, or from the shard; else the numbers."""
+def _identifiers(folder: Path, shards: dict[str, list[Path]]) -> list[str]:
+    """Return the WordNet ids that labels number: those of the shards, or of wnids.txt, sorted; else the numbers."""
+    found = shared_names([shards["train"][0], shards["test"][0]], _LAYOUT.label)
+    if found is not None and len(set(found)) == _LAYOUT.classes:
+        if all(re.fullmatch(r"n\d{8}", name) for name in found):
+            published_names(found, sorted(found), "Tiny-ImageNet (sorted WordNet ids)", shards["train"][0])
+        return list(found)
     listed = folder / "wnids.txt"
-    names = listed.read_text(encoding="utf-8").split() if listed.is_file() else class_names(shard, _LAYOUT.label)
-    if names is None or len(set(names)) != _LAYOUT.classes:
+    names = listed.read_text(encoding="utf-8").split() if listed.is_file() else []
+    if len(set(names)) != _LAYOUT.classes:
         return [f"class {number}" for number in range(_LAYOUT.classes)]
     return sorted(names)
 
