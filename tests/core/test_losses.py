@@ -176,3 +176,12 @@ def test_supervised_contrast_is_computed_in_float32() -> None:
     found = supervised_contrast(half, labels, 0.05)
     assert found.dtype == torch.float32
     assert torch.equal(found, supervised_contrast(half.float(), labels, 0.05))
+
+
+def test_supervised_contrast_never_waits_for_values() -> None:
+    """Tensors without values have shapes only: what works with them can be captured in a graph."""
+    projections = torch.empty(6, 4, device="meta", requires_grad=True)
+    loss = supervised_contrast(projections, torch.empty(6, dtype=torch.int64, device="meta"), 0.1)
+    loss.backward()
+    assert loss.shape == ()
+    assert projections.grad is not None
