@@ -1066,8 +1066,10 @@ def test_first_tasks_keep_their_keys_where_newer_values_of_recipes_are_off() -> 
         return digest(describe("data", [3, 1], "slim", "shift", recipe, 0, {"version": "1"}))
 
     description = describe("data", [3, 1], "slim", "shift", Recipe(), 0, {"version": "1"})
-    assert not {"label_smoothing", "ema", "mixing", "mixing_weight"} & description["recipe"].keys()
-    assert len({key(), key(label_smoothing=0.1), key(ema=0.9), key(ema=0.99), key(mixing=1)}) == 5
+    newer = {"label_smoothing", "ema", "mixing", "mixing_weight", "contrast", "contrast_temperature"}
+    assert not newer & description["recipe"].keys()
+    changed = ({"label_smoothing": 0.1}, {"ema": 0.9}, {"ema": 0.99}, {"mixing": 1}, {"contrast": 0.5})
+    assert len({key(), *(key(**each) for each in changed)}) == 6
 
 
 def test_a_run_says_that_it_enlarges_images(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -552,6 +552,8 @@ class TestIdle:
             ("--set later.rotation_weight=2", "later.rotations=true"),
             ("--method adagauss --set later.mixing=1", "first_task.mixing"),
             ("--set first_task.mixing_weight=2", "first_task.mixing=1"),
+            ("--method adagauss --set later.contrast=0.5", "first_task.contrast"),
+            ("--set later.contrast_temperature=0.2", "later.contrast=0.5"),
             ("--set later.label_smoothing=0.1", "the loss of efc has no smoothed labels"),
             ("--method fetril fecam --set later.epochs=3", "only by the recipe of the first task"),
             ("--method joint --set later.learning_rate=0.1", "Change first_task.learning_rate"),

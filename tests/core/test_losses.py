@@ -9,6 +9,7 @@ from torch import Tensor
 from efcil.core.losses import (
     cross_entropy,
     distillation,
+    supervised_contrast,
     weighted_mean,
 )
 
@@ -127,3 +128,60 @@ def test_distillation_of_a_student_sure_of_the_wrong_class_is_bounded() -> None:
     student = torch.tensor([[2000.0, 0.0]])
     loss = distillation(student, -student, 2.0)
     assert float(loss) == pytest.approx(-math.log(5e-6 / (1 + 1e-5)), rel=1e-3)
+
+
+def contrast_by_loops(projections: Tensor, labels: list[int], temperature: float) -> Tensor:
+    unit = [row / row.norm() for row in projections]
+    losses = []
+    for one, label in enumerate(labels):
+        others = [other for other in range(len(labels)) if other != one]
+        alike = [other for other in others if labels[other] == label]
+        if not alike:
+            continue
+        total = sum((unit[one] @ unit[other] / temperature).exp() for other in others)
+        shares = [((unit[one] @ unit[other] / temperature).exp() / total).log() for other in alike]
+        losses.append(-sum(shares) / len(alike))
+    return sum(losses) / len(losses)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_supervised_contrast_is_what_two_loops_compute(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    projections = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    labels = [0, 2, 0, 1, 2, 0, 5, 1, 0]  # one row is alone
+    found, expected = (projections.clone().requires_grad_() for _ in range(2))
+    ours = supervised_contrast(found, torch.tensor(labels), temperature)
+    loops = contrast_by_loops(expected, labels, temperature)
+    torch.testing.assert_close(ours, loops)
+    ours.backward()
+    loops.backward()
+    torch.testing.assert_close(found.grad, expected.grad)
+    assert float(found.grad[6].abs().sum()) > 0, "A row that is alone still pushes others apart."  # type: ignore[index]
+
+
+@pytest.mark.parametrize("labels", [[3], [0, 1, 2]])
+def test_rows_without_any_other_of_their_label_say_nothing(labels: list[int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    projections = torch.randn(len(labels), 4, generator=generator).requires_grad_()
+    loss = supervised_contrast(projections, torch.tensor(labels), 0.1)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert torch.equal(projections.grad, torch.zeros_like(projections))  # type: ignore[arg-type]
+
+
+def test_supervised_contrast_is_computed_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(40, 16, generator=generator).bfloat16()
+    labels = torch.arange(40) % 5
+    found = supervised_contrast(half, labels, 0.05)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, supervised_contrast(half.float(), labels, 0.05))
+
+
+def test_supervised_contrast_never_waits_for_values() -> None:
+    """Tensors without values have shapes only: what works with them can be captured in a graph."""
+    projections = torch.empty(6, 4, device="meta", requires_grad=True)
+    loss = supervised_contrast(projections, torch.empty(6, dtype=torch.int64, device="meta"), 0.1)
+    loss.backward()
+    assert loss.shape == ()
+    assert projections.grad is not None

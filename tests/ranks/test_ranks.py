@@ -131,10 +131,12 @@ def test_a_finished_run_is_skipped_by_all(launch: Launch, together: tuple[Path, 
 
 
 def test_four_processes_on_the_fused_path(launch: Launch, tmp_path: Path) -> None:
-    # The first task trains BatchNorm, the second one folds it; EWC's loss reads weights as well.
+    # The first task trains BatchNorm, the second one folds it; EWC's loss reads weights as well. Contrast compares
+    # images of all processes, behind layers that all of them train.
     outputs = tmp_path / "one", tmp_path / "four"
+    contrast = ("--set", "first_task.contrast=0.5", "later.contrast=0.5")
     for count, output in zip((1, 4), outputs, strict=True):
-        codes, said = launch(count, *arguments(output, "--method", "efc", "ewc", "--path", "fused"))
+        codes, said = launch(count, *arguments(output, "--method", "efc", "ewc", "--path", "fused", *contrast))
         assert codes == [0] * count, said
     assert_equal(*outputs, "efc")
     assert_equal(*outputs, "ewc")

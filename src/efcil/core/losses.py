@@ -53,6 +53,22 @@ def distillation(
     return weighted_mean(-(teacher * logs).sum(dim=1), weights)
 
 
+def supervised_contrast(projections: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Supervised contrastive loss of `projections` (B, n), compared by their cosines over the temperature.
+
+    For every row: - mean over the other rows p of its label of log(exp(s_p) / sum over all other rows a of exp(s_a)),
+    averaged over the rows that share their label with another. If there is none, it is 0 and has zero gradient.
+    """
+    scaled = functional.normalize(_promoted(projections), dim=1)
+    similar = scaled @ scaled.T / temperature
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    alike = ((labels[:, None] == labels) & ~itself).to(similar.dtype)
+    count = alike.sum(dim=1)
+    # Finite, because a row may have nothing to be compared with, and zero times infinity is not zero.
+    total = similar.masked_fill(itself, torch.finfo(similar.dtype).min).logsumexp(dim=1)
+    return weighted_mean(total - (alike * similar).sum(dim=1) / count.clamp(min=1), count > 0)
+
+
 def _promoted(logits: Tensor) -> Tensor:
     """Logits with at least the precision of float32: a sum of exponentials needs more than eight bits."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

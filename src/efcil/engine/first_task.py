@@ -52,7 +52,9 @@ class FirstTask(Method):
     def loss(self, batch: Batch) -> Terms:
         """Plain cross-entropy over the classes and, with rotations, their turned copies."""
         if self.auxiliary is None:
-            logits = self.network.logits(self.network.features(batch.images))
+            features = self.network.features(batch.images)
+            batch.compared.append((features, batch.labels))
+            logits = self.network.logits(features)
             return {"current": cross_entropy(logits, batch.labels, smoothing=batch.label_smoothing)}
         features = self.network.features(rotate_batch(batch.images))
         weight = torch.cat([self.network.head_weight(), self.auxiliary.weight])
@@ -62,6 +64,7 @@ class FirstTask(Method):
             bias = torch.cat([self.auxiliary.bias.new_zeros(self.classes), self.auxiliary.bias])
             logits = functional.linear(features, weight, bias)
         labels = rotation_labels(batch.labels, self.classes)
+        batch.compared.append((features, labels))
         weights = None
         if self.rotation_weight != 1.0:
             ones = logits.new_ones(len(labels), dtype=torch.float32)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from efcil import seeds
 from efcil.core import mixing
 from efcil.core.losses import cross_entropy
+from efcil.core.rotation import QUARTER_TURNS
 from efcil.methods.base import Batch, Method, Task
 from efcil.settings import Recipe
 
@@ -37,13 +38,16 @@ class MixedClasses(nn.Module):
         rows = torch.empty(int(table.max()) + 1 - task.classes, size).uniform_(-bound, bound, generator=generator)
         self.rows = nn.Parameter(rows.to(device))
         self.register_buffer("table", table.to(device), persistent=False)
-        self.first_class, self.rounds = task.first_class, rounds
+        self.first_class, self.classes, self.rounds = task.first_class, task.classes, rounds
 
     def loss(self, learner: Method, batch: Batch) -> Tensor:
         """Return the cross-entropy of the mixed images."""
         network, labels = learner.network, batch.labels - self.first_class
         images, targets = mixing.mix(batch.images[: batch.size], labels, self.rounds, self.table)
-        logits = network.logits_of(network.features(images), torch.cat([network.heads[-1], self.rows]))
+        features = network.features(images)
+        # Rotated classes have the labels between those of classes and those of pairs.
+        batch.compared.append((features, targets + (targets >= self.classes) * QUARTER_TURNS * self.classes))
+        logits = network.logits_of(features, torch.cat([network.heads[-1], self.rows]))
         return cross_entropy(logits, targets, smoothing=batch.label_smoothing)
 
 

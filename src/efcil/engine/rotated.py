@@ -40,6 +40,7 @@ class RotatedClasses(nn.Module):
         features = network.features(rotate_batch(batch.images[:size])[size:])
         logits = network.logits_of(features, torch.cat([network.heads[-1], self.rows]))
         labels = rotation_labels(batch.labels - self.first_class, self.classes)[size:]
+        batch.compared.append((features, labels))
         return cross_entropy(logits, labels, smoothing=batch.label_smoothing)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from efcil.activity import Work, doing
 from efcil.data.store import TaskImages
-from efcil.engine import mixed, rotated
+from efcil.engine import contrast, mixed, rotated
 from efcil.engine.average import WeightAverage
 from efcil.engine.capture import step_runner
 from efcil.engine.execution import Execution
@@ -80,9 +80,10 @@ class Trainer:
         self.trains = bool(groups) and recipe.epochs > 0
         self.rotated = rotated.attach(learner, task, recipe) if self.trains else None
         self.mixed = mixed.attach(learner, task, recipe) if self.trains else None
-        for rows in (self.rotated, self.mixed):
-            if rows is not None:
-                groups.append({"params": list(rows.parameters()), "learning_rate": recipe.learning_rate})
+        self.contrast = contrast.attach(learner, task, recipe) if self.trains else None
+        for added in (self.rotated, self.mixed, self.contrast):
+            if added is not None:
+                groups.append({"params": list(added.parameters()), "learning_rate": recipe.learning_rate})
         if not self.trains:
             self.optimiser = Optimiser()  # never used: this task is learned only in end_task
         elif learner.network.fast is not None:
@@ -153,6 +154,7 @@ class Trainer:
         self._refuse_broken(Position(self.recipe.epochs - 1, self.feed.steps_per_epoch))
         rotated.detach(self.learner)
         mixed.detach(self.learner)
+        contrast.detach(self.learner)
 
     @torch.no_grad()
     def _refuse_broken(self, now: Position) -> None:
@@ -182,10 +184,14 @@ class Trainer:
         with split.averaged():
             batch = self.feed.batch(place, length)
             terms = self.learner.loss(batch)
+            if self.contrast is not None:
+                self.contrast.look(self.learner, batch)
             if self.rotated is not None:
                 terms["rotation"] = self.recipe.rotation_weight * self.rotated.loss(self.learner, batch)
             if self.mixed is not None:
                 terms["mixing"] = self.recipe.mixing_weight * self.mixed.loss(self.learner, batch)
+            if self.contrast is not None:
+                terms["contrast"] = self.recipe.contrast * self.contrast.loss(batch)
         self.names = list(terms)
         values = torch.stack(list(terms.values()))
         self.optimiser.backward(values.sum())

@@ -56,7 +56,7 @@ def _digest(facts: Sequence[Any], images: ImageSet) -> str:
 #: Values of recipes that came later: where they are off, first tasks keep the keys that they had.
 _OFF_BEFORE = {
     "label_smoothing": 0.0, "ema": None, "head": "linear", "head_scale": None, "rotation_weight": 1.0,
-    "mixing": 0, "mixing_weight": 1.0,
+    "mixing": 0, "mixing_weight": 1.0, "contrast": 0.0, "contrast_temperature": 0.1,
 }  # fmt: skip
 
 

@@ -141,11 +141,13 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
             # In one pass, so that BatchNorm sees old and new classes together.
             images = torch.cat([images, batch.draws["images"].permute(0, 3, 1, 2)])
             taught = torch.cat([taught, batch.draws["logits"]])
-        logits = self.network.logits(self.network.features(images))
+        features, labels = self.network.features(images), batch.labels - old
+        batch.compared.append((features[: batch.size], labels))
+        logits = self.network.logits(features)
         current = logits[: batch.size, old:]
         retained = distillation(logits[:, :old], taught, settings.temperature, smoothing=0.0)
         return {
-            "current": cross_entropy(current, batch.labels - old, smoothing=batch.label_smoothing),
+            "current": cross_entropy(current, labels, smoothing=batch.label_smoothing),
             "distillation": settings.weight * retained,
         }
 

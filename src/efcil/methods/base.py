@@ -62,6 +62,9 @@ class Batch:
     draws: dict[str, Tensor] = field(default_factory=dict)
     #: The share of a label's probability that the recipe spreads over all classes.
     label_smoothing: float = 0.0
+    #: Features of images of the current classes by the network that is trained, with labels from 0, as losses of this
+    #: step have computed them: what the term `contrast` compares.
+    compared: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -136,8 +139,9 @@ class Method(Keeping):
     family: ClassVar[str] = "efc"
     #: Whether `loss` smooths labels by `batch.label_smoothing`.
     smooths_labels: ClassVar[bool] = False
-    #: Whether later tasks may have rotated and mixed classes (`later.rotations`, `later.mixing`): the method trains the
-    #: newest head on features.
+    #: Whether later tasks may have rotated and mixed classes and contrast (`later.rotations`, `later.mixing`,
+    #: `later.contrast`): the method trains the newest head on features. If `loss` adds those of the batch to
+    #: `batch.compared`, contrast needs no pass of its own.
     rotates_later: ClassVar[bool] = False
     #: Whether the method also works with cosine heads: it asks the network for scores, and computes none of its own.
     cosine_heads: ClassVar[bool] = False

@@ -192,6 +192,7 @@ class ElasticFeatureConsolidation(Method):
     def loss(self, batch: Batch) -> Terms:
         """Drift penalty plus PR-ACE (or the symmetric loss)."""
         features, weight = self.network.features(batch.images), self.network.head_weight()
+        batch.compared.append((features[: batch.size], batch.labels - self._task.first_class))
         old_features, prototypes_ = batch.frozen["features"], batch.draws["prototypes"]
         if self.settings.loss == "prace":
             targets = torch.cat([batch.labels, batch.previous_labels, batch.draws["prototype_labels"]])

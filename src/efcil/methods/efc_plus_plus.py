@@ -87,13 +87,12 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
 
     def _terms(self, features: Tensor, batch: Batch) -> Terms:
         """Return the terms of the batch's own images, of which these are the features."""
-        settings, first = self.settings, sum(self.network.head_sizes[:-1])
+        settings, labels = self.settings, batch.labels - sum(self.network.head_sizes[:-1])
+        batch.compared.append((features, labels))
         delta = features - batch.frozen["features"]
         return {
             "drift": quadratic_drift(delta, self.feature_matrix, settings.efm_weight, settings.damping),
-            "current": cross_entropy(
-                self.network.newest_logits(features), batch.labels - first, smoothing=batch.label_smoothing
-            ),
+            "current": cross_entropy(self.network.newest_logits(features), labels, smoothing=batch.label_smoothing),
         }
 
     # -- the end of a task -------------------------------------------------------------------------------------

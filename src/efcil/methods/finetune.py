@@ -24,6 +24,6 @@ class FineTune(Method):
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy over the newest head."""
-        logits = self.network.newest_logits(self.network.features(batch.images))
-        first = sum(self.network.head_sizes[:-1])
-        return {"current": cross_entropy(logits, batch.labels - first, smoothing=batch.label_smoothing)}
+        features, labels = self.network.features(batch.images), batch.labels - sum(self.network.head_sizes[:-1])
+        batch.compared.append((features, labels))
+        return {"current": cross_entropy(self.network.newest_logits(features), labels, smoothing=batch.label_smoothing)}

@@ -46,12 +46,13 @@ class LearningWithoutForgetting(FineTune):
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy over the newest head, plus distillation over all old heads in one softmax."""
-        logits = self.network.logits(self.network.features(batch.images))
-        old = sum(self.network.head_sizes[:-1])
-        settings = self.settings
+        settings, old = self.settings, sum(self.network.head_sizes[:-1])
+        features, labels = self.network.features(batch.images), batch.labels - old
+        batch.compared.append((features, labels))
+        logits = self.network.logits(features)
         retained = distillation(logits[:, :old], batch.frozen["logits"], settings.temperature, settings.smoothing)
         return {
-            "current": cross_entropy(logits[:, old:], batch.labels - old, smoothing=batch.label_smoothing),
+            "current": cross_entropy(logits[:, old:], labels, smoothing=batch.label_smoothing),
             "distillation": settings.weight * retained,
         }
 

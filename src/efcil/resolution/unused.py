@@ -82,6 +82,10 @@ def _reason(method: str, own: Any, stage: str, field: str, recipe: Recipe) -> st
         return f"later tasks of {method} have no rotated classes. Change first_task.{field}"
     if stage == "later" and field.startswith("mixing") and not methods.get(method).rotates_later:
         return f"later tasks of {method} have no mixed classes. Change first_task.{field}"
+    if stage == "later" and field.startswith("contrast") and not methods.get(method).rotates_later:
+        return f"later tasks of {method} have no contrastive term. Change first_task.{field}"
+    if field == "contrast_temperature" and not recipe.contrast:
+        return f"there is no contrastive term. Set {stage}.contrast=0.5 too"
     if field == "mixing_weight" and not recipe.mixing:
         return f"there are no mixed classes. Set {stage}.mixing=1 too"
     if field == "rotation_weight" and not recipe.rotations:

@@ -43,6 +43,16 @@ class Recipe:
         maximum=8,
     )
     mixing_weight: float = option(1.0, "Weight of the term of mixtures.", minimum=0)
+    contrast: float = option(
+        0.0,
+        "Weight of a supervised contrastive term: images of a batch with the same label, rotation or mixture are drawn "
+        "together, and others apart, behind two layers that exist while a task trains; in later tasks for the methods "
+        "around fine-tuning and EFC. 0: none.",
+        minimum=0,
+    )
+    contrast_temperature: float = option(
+        0.1, "Temperature of the contrastive term: the smaller, the more the nearest images count.", minimum=1e-3
+    )
     head: str = option(
         "linear",
         "Heads, for all tasks: linear, or cosine (cosines of features and weights, times a scale). Set it for the "
