@@ -18,7 +18,7 @@ from efcil.activity import doing
 from efcil.core import calibration, classifiers, typicality
 from efcil.core.typicality import Spread
 from efcil.data.augment import Normalisation, make_augmentation
-from efcil.data.store import TaskImages
+from efcil.data.store import CPU_PIECE_BYTES, TaskImages
 from efcil.engine import checkpoint
 from efcil.engine.evaluate import scorer
 from efcil.engine.hardware import choose_execution
@@ -36,8 +36,6 @@ from efcil.resolution.unused import refuse_unused
 from efcil.settings import TrainingSettings
 
 PIECE_BYTES = 1 << 24
-#: A CPU is fastest when the activations of a batch stay near it: six images of 224 pixels.
-CPU_PIECE_BYTES = 1 << 22
 LARGEST_PIECE = 128
 #: Settings that are fixed by the first task.
 _FIXED = ("method", "preset", "seed", "network", "weights", "input_size", "augmentation", "image_size")
