@@ -248,6 +248,12 @@ class TestOthers:
             assert main(arguments) == 0
             assert "usage: efcil" in capsys.readouterr().out
 
+    def test_help_of_learn_names_its_own_defaults(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["learn", "--help"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "see `efcil methods`. (default: lda on a pre-trained network, else efc)" in said
+        assert "`pretrained` is installed, else the preset's)" in said
+
     def test_methods(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["methods"]) == 0
         listed = capsys.readouterr().out

@@ -188,8 +188,8 @@ def refuse_full(folder: Path, needed: int, free: int | None = None) -> None:
     free = shutil.disk_usage(folder).free if free is None else free
     if free < needed:
         raise RunFolderError(
-            f"The disk of {folder} has {free / 1e6:.0f} MB left, but the checkpoints of this run need about "
-            f"{needed / 1e6:.0f} MB. Free some space, or choose another folder."
+            f"The disk of {folder} has {free / 1e6:.0f} MB left, but about {needed / 1e6:.0f} MB are needed. Free some "
+            "space, or choose another folder."
         )
 
 
