@@ -27,7 +27,7 @@ from efcil.errors import EfcilError, SettingsError
 from efcil.files import locked
 from efcil.methods.base import Method
 from efcil.model import folder as model_folder
-from efcil.model import measured
+from efcil.model import measured, readme
 from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError, Pretrained, training_settings, versions
 from efcil.network.backbones import Backbone, locate
 from efcil.network.weights import View, digest
@@ -102,22 +102,25 @@ class Model:
         try:
             # Two processes that save at the same time would remove each other's tensors.
             with locked(place / ".lock"):
-                if not overwrite:
-                    self._refuse_another(place)
+                before = None if overwrite else self._earlier(place)
                 model_folder.write(place, self.card, self.tensors())
                 checkpoint.remove(place / model_folder.PARTIAL)
+                readme.renew(place, before, self.card)
         except OSError as error:
             raise ModelError(f"{place} cannot be written ({error.strerror or error}). Choose another folder.") from None
 
-    def _refuse_another(self, folder: Path) -> None:
-        """Refuse a folder with an interrupted task, or with a model that is not an earlier state of this one."""
+    def _earlier(self, folder: Path) -> Card | None:
+        """Return the card of an earlier state of this model in a folder; refuse another model, or an interrupted task.
+
+        None where there is no model.
+        """
         if checkpoint.exists(folder / model_folder.PARTIAL):
             raise ModelError(
                 f"{folder} has an interrupted task, which saving would lose. Finish it with the `efcil learn` "
                 "command that started it, choose another folder, or save with overwrite=True."
             )
         if not model_folder.exists(folder):
-            return
+            return None
         try:
             there, _ = model_folder.read_raw(folder)
         except EfcilError as error:
@@ -132,6 +135,7 @@ class Model:
                 f"{folder} holds another model, not an earlier state of this one. Choose another folder, or save with "
                 "overwrite=True."
             )
+        return there
 
     def adopt(self, method: Method) -> None:
         """Let the model use `method`, on the model's device."""

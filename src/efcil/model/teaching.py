@@ -16,7 +16,7 @@ from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
 from efcil.errors import printable, some
 from efcil.files import locked, refuse_full, refuse_unwritable
-from efcil.model import broken, copies, defaults
+from efcil.model import broken, copies, defaults, readme
 from efcil.model import folder as model_folder
 from efcil.model.card import ModelError, changed_computing, made_with, versions
 from efcil.model.estimate import estimate
@@ -75,6 +75,7 @@ def teach(
         with reporter(1, quiet=quiet) as progress:
             with doing("opening the model"):
                 model = _opened(folder, pictures, labels, wanted, completed, model, device, discard)
+                before = model_folder.described(folder)
             progress.tasks = len(model.card.task_sizes) + 1
             if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
                 held_out = begun.held_out
@@ -100,6 +101,7 @@ def teach(
             with doing("saving the model"):
                 model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
+            readme.renew(folder, before, model.card)
     return model
 
 
