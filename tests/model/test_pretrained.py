@@ -79,6 +79,16 @@ def test_a_visit_that_trains_nothing_needs_no_room_for_checkpoints(
 
 
 @needs_wheel
+def test_where_every_image_measures_more_images_are_the_only_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, model = visit(tmp_path / "a", "ab"), tmp_path / "model"
+    assert run("learn", model, "--data", data, "--image-size", 32, "--quiet") == 0
+    assert run("predict", model, data, "--unknown") == 2
+    assert capsys.readouterr().err.endswith("that needs 10. Learn from more images.\n")
+
+
+@needs_wheel
 def test_a_model_needs_the_weights_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "model"
     assert run("learn", model, "--data", visit(tmp_path / "a", "ab"), "--image-size", 32, "--quiet") == 0

@@ -310,11 +310,15 @@ class Model:
             few = "No images were" if fresh is None else "Too few images were"
             count = "" if fresh is None else f" ({fresh.images})"
             earlier = len(self.card.since_trained) < len(self.card.visits)
+            # Where every image measures, a share that is held out would be fewer.
+            every = any(each.measured and each.measured.way == measured.FOLDS for each in self.card.since_trained)
+            share = (
+                "" if every else ", or hold out a larger share of them, such as --held-out 0.3 (held_out=0.3 in Python)"
+            )
             raise ModelError(
                 f"{few} held out{count} when this model {'last trained its network' if earlier else 'learned'}, so it "
                 "is not known how far images of its classes differ from them, and it cannot answer unknown: that needs "
-                f"{typicality.FEWEST}. Learn from more images, or hold out a larger share of them, such as --held-out "
-                "0.3 (held_out=0.3 in Python)."
+                f"{typicality.FEWEST}. Learn from more images{share}."
             )
 
     @property
