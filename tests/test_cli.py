@@ -13,7 +13,7 @@ import yaml
 
 from efcil import __version__
 from efcil.cli import flags, main
-from efcil.errors import DataError, TrainingError
+from efcil.errors import DataError, TrainingError, closest
 from efcil.resolution import label, scenario_name
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
@@ -236,6 +236,10 @@ class TestOthers:
     def test_unknown_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["reprot"]) == 2
         assert "Did you mean 'report'" in capsys.readouterr().err
+
+    def test_only_what_is_alike_is_suggested(self) -> None:
+        assert closest("hat", ["pants", "shirt"]) == " Valid: pants, shirt."
+        assert closest("hatt", ["hat", "shirt"]) == " Did you mean 'hat'? Valid: hat, shirt."
 
     def test_stray_argument(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "efc"]) == 2
