@@ -13,7 +13,7 @@ import yaml
 
 from efcil import __version__
 from efcil.cli import flags, main
-from efcil.errors import DataError, TrainingError
+from efcil.errors import DataError, TrainingError, closest
 from efcil.resolution import label, scenario_name
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
@@ -237,6 +237,10 @@ class TestOthers:
         assert main(["reprot"]) == 2
         assert "Did you mean 'report'" in capsys.readouterr().err
 
+    def test_only_what_is_alike_is_suggested(self) -> None:
+        assert closest("hat", ["pants", "shirt"]) == " Valid: pants, shirt."
+        assert closest("hatt", ["hat", "shirt"]) == " Did you mean 'hat'? Valid: hat, shirt."
+
     def test_stray_argument(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "efc"]) == 2
         assert "'efc'" in capsys.readouterr().err
@@ -247,6 +251,12 @@ class TestOthers:
         for arguments in ([], ["--help"], ["run", "--help"]):
             assert main(arguments) == 0
             assert "usage: efcil" in capsys.readouterr().out
+
+    def test_help_of_learn_names_its_own_defaults(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["learn", "--help"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "see `efcil methods`. (default: lda on a pre-trained network, else efc)" in said
+        assert "`pretrained` is installed, else the preset's)" in said
 
     def test_methods(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["methods"]) == 0

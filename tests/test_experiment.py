@@ -784,7 +784,7 @@ class TestDisk:
     def test_a_full_disk(self, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = shutil.disk_usage(tmp_path)
         monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=3_000_000))
-        with pytest.raises(RunFolderError, match=r"has 3 MB left, but the checkpoints of this run need about \d+ MB"):
+        with pytest.raises(RunFolderError, match=r"has 3 MB left, but about \d+ MB are needed"):
             run_one(self.settings, tmp_path, few, quiet=True)
         assert not (tmp_path / FOLDER).exists()
 

@@ -25,7 +25,16 @@ from efcil.engine.progress import Progress
 from efcil.errors import EfcilError, RunFolderError
 from efcil.experiment import run_one
 from efcil.experiment.shared_tasks import SharedTask, SharedTaskStore
-from efcil.files import ForeignFile, is_lock, locked, make_folder, open_regular, read_regular, write_own
+from efcil.files import (
+    ForeignFile,
+    is_lock,
+    locked,
+    make_folder,
+    open_regular,
+    read_regular,
+    write_atomically,
+    write_own,
+)
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
 
@@ -377,6 +386,20 @@ def test_the_parents_of_new_folders_are_synced(tmp_path: Path, monkeypatch: pyte
         make_folder(tmp_path / "a" / "b" / "c")
         assert synced == []
         shutil.rmtree(tmp_path / "a")
+
+
+@pytest.mark.parametrize("call", ["tempfile.mkstemp", "os.fsync", "os.replace"])
+def test_a_file_that_cannot_be_written_is_named_as_the_user_knows_it(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **keywords: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", ".x.tmp", None, "x")
+
+    monkeypatch.setattr(f"efcil.files.{call}", full)
+    with pytest.raises(OSError, match="No space left") as failed:
+        write_atomically(tmp_path / "x", "text")
+    assert (failed.value.filename, failed.value.filename2) == (str(tmp_path / "x"), None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_foreign_files_are_errors_of_the_user() -> None:

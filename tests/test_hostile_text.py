@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import efcil
 from efcil import safe_json, safe_yaml
 from efcil.cli import main
 from efcil.commands.data import describe as describe_data
 from efcil.commands.parser import positive
+from efcil.data.decode import Encoded, Fit, decode_image
 from efcil.data.images import Dataset, ImageSet
 from efcil.engine.progress import Progress
 from efcil.errors import RunFolderError, SettingsError
@@ -204,6 +206,19 @@ def test_warnings_of_ours_are_sentences() -> None:
         other = warnings.formatwarning(UserWarning("It was so."), UserWarning, "other.py", 1, "code()")
     assert ours == "efcil: It was so.\n"
     assert "other.py:1" in other
+
+
+def test_warnings_of_pillow_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A large photograph is read as any other; nobody can do anything about a warning."""
+    Image.new("RGB", (6, 4)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
+    with printable_warnings():
+        decode_image(Encoded(tmp_path / "large.png", "large"), Fit(4, resize=True))
+    assert not recwarn.list
+    with pytest.warns(Image.DecompressionBombWarning):
+        decode_image(Encoded(tmp_path / "large.png", "large"), Fit(4, resize=True))
 
 
 def test_errors_and_datasets_are_shown_without_escapes(tmp_path: Path, capsys: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -291,12 +291,12 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
 
     def forget(self, labels: Any) -> IncrementalClassifier:
         """Remove all that is stored about these classes alone; see docs/classes.md for what cannot be removed."""
-        classes.forget(self._learned(), list(labels))
+        classes.forget(self._learned(), _listed(labels))
         return self._take(self.model_)
 
     def merge(self, labels: Any, into: Any) -> IncrementalClassifier:
         """Make several classes one, called `into`."""
-        classes.merge(self._learned(), list(labels), into)
+        classes.merge(self._learned(), _listed(labels), into)
         return self._take(self.model_)
 
     # -- keeping -------------------------------------------------------------------------------------------------
@@ -383,6 +383,13 @@ def _to_learn(images: Any, labels: Any, weights: Any) -> tuple[Pictures, list[An
 def _embedded(model: Model, pixels: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return model.by_pieces(pixels, model.ready.embed)
+
+
+def _listed(labels: Any) -> list[Any]:
+    """Return the labels of classes; a text is one label, which must not be taken for its characters."""
+    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+        raise InputError(f"Classes are given as a list of labels: [{labels!r}].")
+    return list(labels)
 
 
 def _label_array(labels: list[Any]) -> np.ndarray:

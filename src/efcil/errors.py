@@ -103,7 +103,7 @@ def some(names: Sequence[object], most: int = 5) -> str:
 def closest(name: str, valid: Iterable[str]) -> str:
     """Return a phrase that names the closest valid spellings of `name` (if any) and lists all valid ones."""
     options = sorted(valid)
-    near = difflib.get_close_matches(name[:200].lower(), options, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name[:200].lower(), options, n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     return f"{hint} Valid: {', '.join(options) or '(none)'}."
 

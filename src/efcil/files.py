@@ -129,8 +129,9 @@ def write_atomically(path: Path, content: str | bytes | Iterable[bytes | memoryv
     """
     make_folder(path.parent)
     content = content.encode("utf-8") if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         with os.fdopen(handle, "wb") as file:
             file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
@@ -138,8 +139,11 @@ def write_atomically(path: Path, content: str | bytes | Iterable[bytes | memoryv
         # mkstemp creates files that only their owner can read; results should be readable like any other file.
         os.chmod(temporary, 0o666 & ~_UMASK)
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):  # it names the file that was asked for, not the temporary one, or none
+            error.filename, error.filename2 = str(path), None
         raise
     _sync_folder(path.parent)
 
@@ -188,8 +192,8 @@ def refuse_full(folder: Path, needed: int, free: int | None = None) -> None:
     free = shutil.disk_usage(folder).free if free is None else free
     if free < needed:
         raise RunFolderError(
-            f"The disk of {folder} has {free / 1e6:.0f} MB left, but the checkpoints of this run need about "
-            f"{needed / 1e6:.0f} MB. Free some space, or choose another folder."
+            f"The disk of {folder} has {free / 1e6:.0f} MB left, but about {needed / 1e6:.0f} MB are needed. Free some "
+            "space, or choose another folder."
         )
 
 

@@ -69,7 +69,10 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 @contextmanager
 def printable_warnings() -> Iterator[None]:
-    """Show warnings of ours as sentences, and all with control characters spelled out: they name files and classes."""
+    """Show warnings of ours as sentences, and all with control characters spelled out: they name files and classes.
+
+    Those of Pillow are about images that it reads nevertheless: very large ones, or odd metadata.
+    """
     before = warnings.formatwarning
 
     def formatted(message: Any, category: Any, filename: str, *rest: Any, **keywords: Any) -> str:
@@ -79,6 +82,8 @@ def printable_warnings() -> Iterator[None]:
 
     warnings.formatwarning = formatted
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            yield
     finally:
         warnings.formatwarning = before

@@ -224,9 +224,14 @@ def test_truncated_images_are_refused_by_name(kind: str) -> None:
         decode_image(Encoded(content[: len(content) // 2], "The test image"), Fit(64))
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, b"%!PS-Adobe-3.0 EPSF-3.0\n"]
-)
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    for content in (b"", tmp_path / "a.jpg"):
+        with pytest.raises(DataError, match=r"^The test image is empty\. Replace it"):
+            decode_image(Encoded(content, "The test image"), Fit(8))
+
+
+@pytest.mark.parametrize("content", [b"not an image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, b"%!PS-Adobe-3.0 EPSF-3.0\n"])
 def test_what_is_no_image_is_refused_by_name(content: bytes) -> None:
     with pytest.raises(DataError, match=r"The test image cannot be decoded"):
         decode_image(Encoded(content, "The test image"), Fit(8))

@@ -285,6 +285,10 @@ def test_folder_faults_are_named(tmp_path: Path) -> None:
     (root / "c" / "notes.txt").write_text("")
     with pytest.raises(DataError, match=r"class folder .*mine/c holds no image \(recognised: \.bmp"):
         load("folder", root, tmp_path, held_out=0.5)
+    (root / "d").mkdir()
+    with pytest.raises(DataError, match=r"class folders .*mine/c, .*mine/d hold no image .* remove them"):
+        load("folder", root, tmp_path, held_out=0.5)
+    (root / "d").rmdir()
     picture(root / "c" / "0.png", 0)
     with pytest.raises(DataError, match=r"mine/c holds a single image"):
         load("folder", root, tmp_path, held_out=0.5)

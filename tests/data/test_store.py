@@ -46,3 +46,20 @@ def test_a_task_has_the_rows_it_is_given() -> None:
     )
     assert data.labels.tolist() == [3, 3, 3]
     np.testing.assert_array_equal(data.images.permute(0, 2, 3, 1).numpy(), pixels()[rows])
+
+
+def test_a_cpu_reads_few_large_images_at_a_time() -> None:
+    """A network's activations are many times its input: hundreds of photographs at once would take gigabytes."""
+    images = np.zeros((20, 224, 224, 3), np.uint8)
+    data = TaskImages(
+        images,
+        np.arange(20),
+        augmentation=make_augmentation("none"),
+        normalisation=Normalisation((0.5,) * 3, (0.25,) * 3),
+        device=CPU,
+        seed=0,
+        name="task",
+    )
+    found = list(data.plain())
+    assert [len(labels) for _, labels in found] == [6, 6, 6, 2]
+    assert torch.cat([labels for _, labels in found]).tolist() == list(range(20))

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from efcil.cli import main
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine import checkpoint
 from efcil.errors import DataError
-from efcil.model import Model, ModelError
+from efcil.model import Model, ModelError, copies
 from efcil.model.images import InputError, advice, class_folders, ignored_line
 
 QUICK = ["--preset", "digits", "--image-size", "8", "--device", "cpu", "--epochs", "1"]
@@ -141,3 +142,30 @@ def test_a_first_visit_without_a_checkpoint(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "partial", {"x": torch.zeros(1)}, {"nothing": 1})
     with pytest.raises(ModelError, match=re.escape("has not finished its first task, so it cannot be used yet")):
         Model.load(tmp_path)
+
+
+def test_images_that_are_there_twice(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(folders / "first", data)
+    first = sorted((data / "digit-0").iterdir())[0]
+    assert main(["learn", str(tmp_path / "a"), "--data", str(data), *QUICK]) == 0
+    assert " same. " not in capsys.readouterr().out
+    shutil.copy(first, data / "digit-0" / "copy.png")
+    (data / "digit-0" / "broken.png").touch()  # those that are left out do not shift the names
+    assert main(["learn", str(tmp_path / "b"), "--data", str(data), *QUICK, "--skip-broken"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"1 image is a copy of another of the same class: {data}/digit-0/copy.png and {first} are the same." in said
+    shutil.copy(first, data / "digit-1" / "wrong.png")
+    (data / "digit-0" / "broken.png").unlink()
+    assert main(["learn", str(tmp_path / "c"), "--data", str(data), *QUICK]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"1 image is in more than one class: {data}/digit-0/copy.png and {data}/digit-1/wrong.png are the" in said
+    assert "is a copy" not in said
+
+
+def test_copies_without_names_are_numbered() -> None:
+    pixels = np.arange(5, dtype=np.uint8)[:, None, None, None].repeat(3, axis=3)[[0, 1, 0, 1, 1]]
+    (said,) = copies.remarks(pixels, ["a", "b", "a", "b", "b"], pixels)
+    assert said.startswith("3 images are copies of another of the same class: for example, image 1 and image 3 are the")
+    (said,) = copies.remarks(pixels, ["a", "b", "b", "b", "c"], pixels)
+    assert said.startswith("2 images are in more than one class: for example, image 1 and image 3 are the same.")

@@ -32,7 +32,7 @@ def test_learning_without_the_broken_ones(damaged: Path, folders: Path, tmp_path
     said = capsys.readouterr()
     printed = " ".join((said.out + said.err).split())
     assert "aaa.png cannot be decoded" in printed
-    assert "zzz.jpg cannot be decoded" in printed
+    assert "zzz.jpg is empty. Replace it" in printed
     assert "2 of 50 images are broken and left out" in printed
     assert "learned digit-0, digit-1 from 48 images" in printed
     model = Model.load(tmp_path / "model", "cpu")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from efcil import methods
-from efcil.classifier import IncrementalClassifier
+from efcil.classifier import IncrementalClassifier, InputError
 from efcil.cli import main
 from efcil.core import prototypes
 from efcil.engine import checkpoint
@@ -550,3 +550,15 @@ def test_python_users_have_the_same(learned: Any, digits: Any, tmp_path: Path) -
     assert set(classifier.predict(digits.test(0)[0])) <= {10, 5, 4}
     classifier.save(tmp_path / "model")
     assert IncrementalClassifier.load(tmp_path / "model", device="cpu").classes_.tolist() == [10, 5, 4]
+
+
+def test_a_text_is_one_class_and_not_its_characters(digits: Any) -> None:
+    images, labels = digits.train(0, 1)
+    classifier = IncrementalClassifier(held_out=0.0, **QUICK).fit(images, np.where(labels == 0, "a", "b"))
+    for wrong in ("a", "ab", 3):
+        with pytest.raises(InputError, match=rf"a list of labels: \[{wrong!r}\]"):
+            classifier.forget(wrong)
+        with pytest.raises(InputError, match="a list of labels"):
+            classifier.merge(wrong, into="c")
+    assert classifier.classes_.tolist() == ["a", "b"]
+    assert classifier.forget(np.array(["a"])).classes_.tolist() == ["b"]

@@ -59,9 +59,33 @@ def test_the_default_is_a_frozen_pretrained_network(tmp_path: Path, capsys: pyte
     assert run("inspect", model) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "backbone weights: As published: no visit has changed them" in said
+    assert "class heads: Random numbers that no visit has trained" in said
     assert "class means: An average over" in said
+    assert "2 classes in 1 task classified by" in said
     assert run("card", model) == 0
     assert "- backbone weights (turn an image into features). As published: no visit" in capsys.readouterr().out
+
+
+@needs_wheel
+def test_a_visit_that_trains_nothing_needs_no_room_for_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, usage = visit(tmp_path / "a", "ab"), shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("efcil.files.shutil.disk_usage", lambda path: usage._replace(free=50_000_000))
+    flags = ("--data", data, "--image-size", 32, "--quiet")
+    assert run("learn", tmp_path / "frozen", *flags) == 0
+    assert run("learn", tmp_path / "trained", *flags, "--method", "efc") == 2
+    assert "has 50 MB left, but about 112 MB are needed" in capsys.readouterr().err
+
+
+@needs_wheel
+def test_where_every_image_measures_more_images_are_the_only_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, model = visit(tmp_path / "a", "ab"), tmp_path / "model"
+    assert run("learn", model, "--data", data, "--image-size", 32, "--quiet") == 0
+    assert run("predict", model, data, "--unknown") == 2
+    assert capsys.readouterr().err.endswith("that needs 10. Learn from more images.\n")
 
 
 @needs_wheel

@@ -145,9 +145,22 @@ def test_an_audit_knows_it(model_folder: Path, digits: Any) -> None:
     file.symlink_to(model_folder.parent / "elsewhere.md")
     assert extras(model_folder, card).files == ["README.md"], "a link is not ours"
     file.unlink()
-    write_readme(model_folder, card)
     IncrementalClassifier.load(model_folder, device="cpu").partial_fit(*digits.train(3)).save(model_folder)
+    write_readme(model_folder, card)
     assert extras(model_folder, read_raw(model_folder)[0]).files == ["README.md"], "it describes an earlier state"
+
+
+def test_it_is_renewed_by_every_visit(model_folder: Path, digits: Any) -> None:
+    file = model_folder / "README.md"
+    write_readme(model_folder, read_raw(model_folder)[0], "mit", "somebody/things")
+    classifier = IncrementalClassifier.load(model_folder, device="cpu").partial_fit(*digits.train(3))
+    classifier.save(model_folder)
+    assert file.read_text() == readme(classifier.model_.card, "mit", "somebody/things")
+    classifier.set_params(classifier="nearest-mean").partial_fit(*digits.train(4), folder=model_folder)
+    assert file.read_text() == readme(classifier.model_.card, "mit", "somebody/things")
+    file.write_text("changed by hand\n")
+    classifier.partial_fit(*digits.train(5), folder=model_folder)
+    assert file.read_text() == "changed by hand\n"
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

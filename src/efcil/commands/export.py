@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efcil.commands.parser import STANDARD_OUTPUT, Parser
+from efcil.commands.parser import STANDARD_OUTPUT, Parser, counted
 from efcil.errors import SettingsError, printable, unknown
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _said(place: str, model: Model, difference: float) -> str:
-    return f"{place}: {len(model.card.classes)} classes, at most {difference:.1e} from the original."
+    return f"{place}: {counted(len(model.card.classes), 'class')}, at most {difference:.1e} from the original."
 
 
 def refuse_own(folder: Path, file: Path) -> None:

@@ -101,10 +101,10 @@ def _later(visit: Any) -> list[str]:
 
 def describe(card: Any, stored: list[Any], others: Any) -> str:
     """Return card and inventory as text."""
-    size, count = card.image_size, len(card.classes)
+    size = card.image_size
     lines = [
         f"{card.settings.method} on {card.resolved.network}, images of {size} x {size} pixels, "
-        f"{count} {'class' if count == 1 else 'classes'} in {len(card.task_sizes)} tasks",
+        f"{counted(len(card.classes), 'class')} in {counted(len(card.task_sizes), 'task')}",
         *([] if card.settings.classifier == "own" else [f"classified by: {card.settings.classifier}"]),
         "",
         "classes",

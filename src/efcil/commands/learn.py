@@ -25,6 +25,12 @@ SETTINGS = (
     "method", "seed", "image_size", "network", "weights", "augmentation",
     "epochs", "first_task_epochs", "batch_size", "classifier", "device", "precision", "overrides",
 )  # fmt: skip
+#: Defaults as the help text says them; those of `efcil run` are others.
+_DEFAULTS = {
+    "classifier": "auto",
+    "method": "lda on a pre-trained network, else efc",
+    "network": "efficientnet-lite0 if the extra `pretrained` is installed, else the preset's",
+}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -50,9 +56,7 @@ def add_arguments(parser: Parser) -> None:
     for name in SETTINGS:
         # One model is learned here, not a grid.
         single = known[name] if name == "overrides" else dataclasses.replace(known[name], nargs=None)
-        if name == "classifier":
-            single = dataclasses.replace(single, default="auto")  # for the help text: `run` has another default
-        add_option(parser, single)
+        add_option(parser, dataclasses.replace(single, default=_DEFAULTS.get(name, single.default)))
     add_checkpoint_steps(parser)
     add_log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")

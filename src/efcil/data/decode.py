@@ -36,7 +36,7 @@ HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 READS_HEIF = importlib.util.find_spec("pillow_heif") is not None
 HEIF_ADVICE = 'to read HEIC images, pip install "efcil[heic]"'
 SUFFIXES = (
-    *(".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
+    *(".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     *(HEIF_SUFFIXES if READS_HEIF else ()),
 )
 
@@ -313,7 +313,10 @@ def _open(content: bytes | Path) -> Image.Image:
     try:
         return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
     except Image.UnidentifiedImageError:
-        if not _is_heif(content):
+        start = _start(content)
+        if not start:
+            raise DataError("is empty. Replace it with an intact copy, or remove it.") from None
+        if not (start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS):  # many have the suffix of another format
             raise
     if not READS_HEIF:
         raise DataError(f"is a HEIF image. Convert it to JPEG or PNG; {HEIF_ADVICE}.")
@@ -321,14 +324,12 @@ def _open(content: bytes | Path) -> Image.Image:
     return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=("HEIF",))
 
 
-def _is_heif(content: bytes | Path) -> bool:
-    """Say whether a file is a HEIF image by its first bytes: many have the suffix of another format."""
-    if isinstance(content, Path):
-        with open(content, "rb") as stream:
-            start = stream.read(12)
-    else:
-        start = content[:12]
-    return start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS
+def _start(content: bytes | Path) -> bytes:
+    """Return the first bytes of a file: as many as tell a HEIF image."""
+    if isinstance(content, bytes):
+        return content[:12]
+    with open(content, "rb") as stream:
+        return stream.read(12)
 
 
 def _register_heif() -> None:

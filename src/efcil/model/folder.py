@@ -44,6 +44,11 @@ def exists(folder: Path) -> bool:
     return checkpoint.exists(folder, STEM)
 
 
+def described(folder: Path) -> Card | None:
+    """Return the card of the model in a folder, without its tensors; None where there is no model."""
+    return _describe(folder)[1] if exists(folder) else None
+
+
 def refuse_run(folder: Path) -> None:
     """Refuse to write to the folder of an experiment, or to its model where it lies: it can be taught as a copy."""
     place = folder.resolve()

@@ -33,7 +33,7 @@ from efcil.data.decode import (
 from efcil.data.sources.listing import (
     files_below,
     images_below,
-    images_of_class,
+    images_of_classes,
     is_image,
     visible_folders,
     wrong_level,
@@ -52,7 +52,7 @@ _BY_TYPE = (
     (".heic .heif .hif", "to read them: pip install 'efcil[heic]'"),
     (".raw .cr2 .cr3 .crw .nef .nrw .arw .dng .orf .rw2 .raf .srw .pef", "raw photographs: convert to JPEG"),
     (".svg .svgz .eps .ai .cdr", "drawings: export as PNG"),
-    (".avif .jxl .jp2 .psd .xcf .ico .tga .exr .hdr .dds .jfif", "convert to JPEG or PNG"),
+    (".avif .jxl .jp2 .psd .xcf .ico .tga .exr .hdr .dds", "convert to JPEG or PNG"),
     (".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv .3gp", "videos: save single frames as JPEG"),
     (
         ".pdf .txt .csv .tsv .json .jsonl .xml .yaml .yml .md .html .doc .docx .odt .xls .xlsx .ppt .pptx .py .ipynb "
@@ -167,7 +167,7 @@ def class_folders(folder: Path, held_out: bool = False) -> tuple[list[Path], lis
     root = _class_roots(folder)[held_out]
     if root is None:
         return [], []
-    found = {child: images_of_class(child) for child in visible_folders(root)}
+    found = images_of_classes(visible_folders(root))
     if wrong := wrong_level(root, found):
         raise InputError(wrong)
     if not found:

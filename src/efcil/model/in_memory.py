@@ -18,7 +18,7 @@ from efcil.activity import doing
 from efcil.core import calibration, classifiers, typicality
 from efcil.core.typicality import Spread
 from efcil.data.augment import Normalisation, make_augmentation
-from efcil.data.store import TaskImages
+from efcil.data.store import CPU_PIECE_BYTES, TaskImages
 from efcil.engine import checkpoint
 from efcil.engine.evaluate import scorer
 from efcil.engine.hardware import choose_execution
@@ -27,7 +27,7 @@ from efcil.errors import EfcilError, SettingsError
 from efcil.files import locked
 from efcil.methods.base import Method
 from efcil.model import folder as model_folder
-from efcil.model import measured
+from efcil.model import measured, readme
 from efcil.model.card import KEPT_SETTINGS, LARGEST_IMAGE, Card, ModelError, Pretrained, training_settings, versions
 from efcil.network.backbones import Backbone, locate
 from efcil.network.weights import View, digest
@@ -36,8 +36,6 @@ from efcil.resolution.unused import refuse_unused
 from efcil.settings import TrainingSettings
 
 PIECE_BYTES = 1 << 24
-#: A CPU is fastest when the activations of a batch stay near it: six images of 224 pixels.
-CPU_PIECE_BYTES = 1 << 22
 LARGEST_PIECE = 128
 #: Settings that are fixed by the first task.
 _FIXED = ("method", "preset", "seed", "network", "weights", "input_size", "augmentation", "image_size")
@@ -104,22 +102,25 @@ class Model:
         try:
             # Two processes that save at the same time would remove each other's tensors.
             with locked(place / ".lock"):
-                if not overwrite:
-                    self._refuse_another(place)
+                before = None if overwrite else self._earlier(place)
                 model_folder.write(place, self.card, self.tensors())
                 checkpoint.remove(place / model_folder.PARTIAL)
+                readme.renew(place, before, self.card)
         except OSError as error:
             raise ModelError(f"{place} cannot be written ({error.strerror or error}). Choose another folder.") from None
 
-    def _refuse_another(self, folder: Path) -> None:
-        """Refuse a folder with an interrupted task, or with a model that is not an earlier state of this one."""
+    def _earlier(self, folder: Path) -> Card | None:
+        """Return the card of an earlier state of this model in a folder; refuse another model, or an interrupted task.
+
+        None where there is no model.
+        """
         if checkpoint.exists(folder / model_folder.PARTIAL):
             raise ModelError(
                 f"{folder} has an interrupted task, which saving would lose. Finish it with the `efcil learn` "
                 "command that started it, choose another folder, or save with overwrite=True."
             )
         if not model_folder.exists(folder):
-            return
+            return None
         try:
             there, _ = model_folder.read_raw(folder)
         except EfcilError as error:
@@ -134,6 +135,7 @@ class Model:
                 f"{folder} holds another model, not an earlier state of this one. Choose another folder, or save with "
                 "overwrite=True."
             )
+        return there
 
     def adopt(self, method: Method) -> None:
         """Let the model use `method`, on the model's device."""
@@ -308,11 +310,15 @@ class Model:
             few = "No images were" if fresh is None else "Too few images were"
             count = "" if fresh is None else f" ({fresh.images})"
             earlier = len(self.card.since_trained) < len(self.card.visits)
+            # Where every image measures, a share that is held out would be fewer.
+            every = any(each.measured and each.measured.way == measured.FOLDS for each in self.card.since_trained)
+            share = (
+                "" if every else ", or hold out a larger share of them, such as --held-out 0.3 (held_out=0.3 in Python)"
+            )
             raise ModelError(
                 f"{few} held out{count} when this model {'last trained its network' if earlier else 'learned'}, so it "
                 "is not known how far images of its classes differ from them, and it cannot answer unknown: that needs "
-                f"{typicality.FEWEST}. Learn from more images, or hold out a larger share of them, such as --held-out "
-                "0.3 (held_out=0.3 in Python)."
+                f"{typicality.FEWEST}. Learn from more images{share}."
             )
 
     @property

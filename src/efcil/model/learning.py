@@ -38,7 +38,7 @@ from efcil.model.card import (
 from efcil.model.folder import PARTIAL, STEM
 from efcil.model.images import InputError, plain_name, sorted_classes
 from efcil.model.in_memory import Model
-from efcil.model.measuring import Measuring, plan, refuse_share
+from efcil.model.measuring import Measuring, plan, refuse_share, trains_network
 from efcil.model.visit_log import VisitLog
 from efcil.settings import TrainingSettings
 
@@ -138,13 +138,14 @@ def refuse_lookalikes(model: Model, labels: Sequence[Hashable]) -> None:
 
 
 def needed_bytes(model: Model) -> int:
-    """Return about how many bytes the next task needs: model and checkpoint, old and new ones together."""
+    """Return about how many bytes the next task needs: the model and, if it trains, checkpoints, old and new ones."""
     kept = (
         0 if model.method is None else sum(value.numel() * value.element_size() for value in model.tensors().values())
     )
     size = max(kept, model_folder.backbone(model.card).bytes())
     # A checkpoint also has the optimiser's two moments.
-    return 2 * (size + 3 * size) + (4 << 20)
+    trains = trains_network(model.card, len(model.card.task_sizes))
+    return 2 * (size + 3 * size * trains) + (4 << 20)
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,19 @@ PURPOSES = (
 )
 
 
-_BACKBONE = r"network\.backbone\."
-_AS_PRETRAINED = "As published: no visit has changed them, so nothing about your images can be learned from them."
+#: What no visit has trained, by the beginning of its pattern, of a network that is as it was published.
+_UNTRAINED = {
+    r"network\.backbone\.": "As published: no visit has changed them, so nothing about your images can be learned from "
+    "them.",
+    r"network\.heads\.": "Random numbers that no visit has trained, so nothing about your images can be learned from "
+    "them.",
+}
 
 
 def recovery(purpose: Purpose, *, as_pretrained: bool) -> str:
     """Return what could be learned from these tensors; `as_pretrained` says that no visit has trained the network."""
-    return _AS_PRETRAINED if as_pretrained and purpose.pattern.startswith(_BACKBONE) else purpose.recovery
+    known = (words for start, words in _UNTRAINED.items() if as_pretrained and purpose.pattern.startswith(start))
+    return next(known, purpose.recovery)
 
 
 def including(declared: Mapping[str, Purpose]) -> tuple[Purpose, ...]:

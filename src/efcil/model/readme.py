@@ -83,10 +83,10 @@ def is_readme(file: Path, card: Card) -> bool:
     return (name == FOLDER or REPOSITORY.fullmatch(name) is not None) and text == readme(card, licence, name)
 
 
-def renew(folder: Path, before: Card, now: Card) -> None:
-    """Write the README.md of a folder again if it is that of its earlier model: it would name classes that are gone."""
+def renew(folder: Path, before: Card | None, now: Card) -> None:
+    """Write the README.md of a folder again if it is that of its earlier model, if any: its classes have changed."""
     file = folder / NAME
-    if is_readme(file, before):
+    if before is not None and is_readme(file, before):
         text = read_regular(file, LARGEST).decode("utf-8")
         licensed, used = _LICENSED.search(text.partition("\n---\n")[0]), _USED_FROM.search(text)
         write_readme(folder, now, licensed[1] if licensed else None, used[1] if used else None)

@@ -14,9 +14,9 @@ from efcil.activity import doing
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
-from efcil.errors import some
+from efcil.errors import printable, some
 from efcil.files import locked, refuse_full, refuse_unwritable
-from efcil.model import broken, defaults
+from efcil.model import broken, copies, defaults, readme
 from efcil.model import folder as model_folder
 from efcil.model.card import ModelError, changed_computing, made_with, versions
 from efcil.model.estimate import estimate
@@ -75,6 +75,7 @@ def teach(
         with reporter(1, quiet=quiet) as progress:
             with doing("opening the model"):
                 model = _opened(folder, pictures, labels, wanted, completed, model, device, discard)
+                before = model_folder.described(folder)
             progress.tasks = len(model.card.task_sizes) + 1
             if held_out is None and not discard and (begun := unfinished_task(folder)) is not None:
                 held_out = begun.held_out
@@ -87,10 +88,12 @@ def teach(
             if skip_broken:
                 found = broken.intact(pictures, labels, model.card.image_size)
                 broken.report(found, progress.say)
-                pixels, labels = found.pixels, found.labels
+                pixels, labels, pictures = found.pixels, found.labels, pictures.chosen(found.places)
                 repeats = None if repeats is None else repeats[found.places]
             else:
                 pixels = pictures.pixels(model.card.image_size)
+            for line in copies.remarks(pixels, labels, pictures.items):
+                progress.say(printable(line))
             _say_how_long(model, pixels, more, progress)
             with _logged(VisitLog(log, folder, progress.say), model) as visit:
                 options: dict[str, Any] = {"progress": progress, "keep": keep, "repeats": repeats, "log": visit}
@@ -98,6 +101,7 @@ def teach(
             with doing("saving the model"):
                 model_folder.write(folder, model.card, model.tensors())
             checkpoint.remove(folder / model_folder.PARTIAL)
+            readme.renew(folder, before, model.card)
     return model
 
 

@@ -11,7 +11,14 @@ from efcil.data.decode import SAMPLED_SIDES, SUFFIXES, Encoded, Fit, short_side,
 from efcil.data.domains import SEPARATOR
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import Source, SourceOptions, held_out_choice
-from efcil.data.sources.listing import Files, build_from_files, images_of_class, labelled, visible_folders, wrong_level
+from efcil.data.sources.listing import (
+    Files,
+    build_from_files,
+    images_of_classes,
+    labelled,
+    visible_folders,
+    wrong_level,
+)
 from efcil.errors import DataError, SettingsError
 
 _TEST_FOLDERS = ("test", "val", "validation", "valid")
@@ -117,7 +124,7 @@ class Folder(Source):
 
     def _images_of(self, root: Path, names: list[str]) -> list[list[Path]]:
         """Return the images of every class; refuse a folder whose images are mostly at another level."""
-        found = {root / name: images_of_class(root / name) for name in names}
+        found = images_of_classes([root / name for name in names])
         if wrong := wrong_level(root, found):
             domains = all(visible_folders(folder) for folder in found)
             hint = " If they are domains that have the same classes, add --answers merged." if domains else ""

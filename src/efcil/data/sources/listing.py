@@ -83,13 +83,20 @@ def _identity(folder: Path | str) -> tuple[int, int]:
 
 def images_of_class(folder: Path) -> list[Path]:
     """Return the images of a class folder; a DataError names the folder if it has none."""
-    images = images_below(folder)
-    if not images:
+    return images_of_classes([folder])[folder]
+
+
+def images_of_classes(folders: Sequence[Path]) -> dict[Path, list[Path]]:
+    """Return the images of every class folder; a DataError names the folders that have none."""
+    found = {folder: images_below(folder) for folder in folders}
+    empty = [folder for folder, images in found.items() if not images]
+    if empty:
+        hold, them = ("folder {} holds", "it") if len(empty) == 1 else ("folders {} hold", "them")
         raise DataError(
-            f"The class folder {folder} holds no image (recognised: {', '.join(SUFFIXES)}). "
-            "Add images to it, or remove the folder."
+            f"The class {hold.format(some(empty))} no image (recognised: {', '.join(SUFFIXES)}). "
+            f"Add images to {them}, or remove {them}."
         )
-    return images
+    return found
 
 
 def wrong_level(root: Path, per_class: Mapping[Path, Sequence[Path]]) -> str | None:
