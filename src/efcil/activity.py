@@ -3,6 +3,9 @@
 Whoever works says what it does and how far it is: `with doing("decoding images", total) as work: work.done += 1`. That
 costs an attribute, so it may be done for every step. Whoever shows progress reads it by the clock. Where nobody
 follows, as in a server that answers many requests at a time, nothing is kept.
+
+Long work is done in pieces, and says before each of them that it could end here (`next_piece`). Whoever can end it
+without a loss says how to find out whether it should (`between_pieces`).
 """
 
 from __future__ import annotations
@@ -65,6 +68,26 @@ def followed(activity: Activity) -> Iterator[None]:
         yield
     finally:
         _followed.reset(token)
+
+
+_between: ContextVar[Callable[[], None] | None] = ContextVar("efcil_between_pieces", default=None)
+
+
+@contextmanager
+def between_pieces(check: Callable[[], None] | None) -> Iterator[None]:
+    """Call `check` before every piece of the work inside, in this thread; it raises to end that. None: it goes on."""
+    token = _between.set(check)
+    try:
+        yield
+    finally:
+        _between.reset(token)
+
+
+def next_piece() -> None:
+    """Say that a piece of work begins, and that the whole may end before it."""
+    if (check := _between.get()) is not None:
+        with between_pieces(None):  # saving what is there may take pieces, too
+            check()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from efcil import seeds
-from efcil.activity import doing
+from efcil.activity import doing, next_piece
 from efcil.data import tiers
 from efcil.data.augment import Augmentation, Draws, Normalisation
 from efcil.data.deferred import DeferredImages
@@ -127,6 +127,7 @@ class TaskImages:
 
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
+        next_piece()
         chosen = view.order[start:stop]
         draws = {name: value[start:stop] for name, value in view.draws.items()}
         kept, rows = self.images, chosen
@@ -190,6 +191,7 @@ class TaskImages:
         step = self.chunk_size()
         with doing("images", len(self)) as work:
             for start in range(0, len(self), step):
+                next_piece()
                 work.done = start
                 stop = min(start + step, len(self))
                 pixels = self.images[start:stop].to(self.device)

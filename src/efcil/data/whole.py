@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efcil.activity import doing
+from efcil.activity import doing, next_piece
 from efcil.compiled import compiled
 from efcil.data import tiers
 from efcil.data.augment import PIXEL_VALUES, Augmentation, Draws, Normalisation
@@ -175,6 +175,7 @@ class WholeTaskImages(TaskImages):
 
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
+        next_piece()
         chosen = view.order[start:stop]
         draws = {name: value[start:stop] for name, value in view.draws.items()}
         windows, flip = crop_windows(draws["box"], self.size), draws.get("flip")
@@ -191,6 +192,7 @@ class WholeTaskImages(TaskImages):
         step = self.chunk_size()
         with doing("images", len(self)) as work:
             for start in range(0, len(self), step):
+                next_piece()
                 rows = torch.arange(start, min(start + step, len(self)), device=self.device)
                 gathering = self._gather(rows.cpu()) if self.apart else None
                 images, places = self._source(rows, gathering)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efcil.activity import doing
+from efcil.activity import doing, next_piece
 from efcil.core import classifiers
 from efcil.data.augment import Normalisation
 from efcil.data.deferred import DeferredImages
@@ -147,6 +147,7 @@ def evaluate(
     step = images.chunk_size()
     with doing("testing images", count) as work:
         for start in range(0, count, step):
+            next_piece()
             work.done = start
             stop = min(start + step, count)
             scores = answer(images.chunk(start, stop))[: stop - start]

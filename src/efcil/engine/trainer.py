@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from efcil.activity import Work, doing
+from efcil.activity import Work, between_pieces, doing
 from efcil.data.store import TaskImages
 from efcil.engine import mixed, rotated
 from efcil.engine.average import WeightAverage
@@ -34,11 +34,19 @@ TRAINING = "training"
 
 @dataclass
 class Position:
-    """The position in a task's training, and the sums of the loss terms in the current epoch."""
+    """The position in a task's training, and the sums of the loss terms in the current epoch.
+
+    `epoch` epochs are complete, and `step` steps of the next one; none of them once all are complete.
+    """
 
     epoch: int = 0
     step: int = 0
     sums: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Where this is, in words."""
+        return f"in epoch {self.epoch + 1}, after step {self.step}" if self.step else f"after epoch {self.epoch}"
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,10 @@ class Keeper(Protocol):
 
     def save(self, trainer: Trainer, position: Position) -> None:
         """Write the checkpoint. May raise to stop the run."""
+        ...
+
+    def hold(self, trainer: Trainer, position: Position) -> None:
+        """Take the state after the last step, which changes when the task ends, to be saved if that is interrupted."""
         ...
 
 
@@ -107,7 +119,9 @@ class Trainer:
             return
         position = position or Position()
         each = self.feed.steps_per_epoch
-        with doing(TRAINING, self.recipe.epochs * each, position.epoch * each + position.step) as work:
+        done = position.epoch * each + position.step
+        # Only the keeper knows how to stop in here.
+        with between_pieces(None), doing(TRAINING, self.recipe.epochs * each, done) as work:
             self._run(position, on_epoch, keeper, work)
 
     def _run(
@@ -148,6 +162,8 @@ class Trainer:
                 reader.collect(start, begin, steps)
             reader.end_epoch(self.recipe.learning_rate * factor)
         reader.finish()
+        if keeper is not None:
+            keeper.hold(self, Position(self.recipe.epochs))
         if self.average is not None:
             self.average.replace()
         self._refuse_broken(Position(self.recipe.epochs - 1, self.feed.steps_per_epoch))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from efcil import methods
-from efcil.activity import doing
+from efcil.activity import doing, next_piece
 from efcil.core import calibration, classifiers, typicality
 from efcil.core.typicality import Spread
 from efcil.data.augment import Normalisation, make_augmentation
@@ -325,6 +325,7 @@ class Model:
         results = []
         with doing("images", len(pixels)) as work:
             for start in range(0, len(pixels), self.piece):
+                next_piece()
                 work.done = start
                 part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + self.piece]))
                 images = part.to(self.execution.device).permute(0, 3, 1, 2)

@@ -130,6 +130,9 @@ class _Keeper:
         self.tensors, self.position = clone(training_tensors(trainer)), position
         raise _Stop
 
+    def hold(self, trainer: Trainer, position: Position) -> None:
+        """Ignore the end: it ends before."""
+
 
 def resumed(stream: Stream, method: Method, twin: Method, index: int, steps: int, recipe: Recipe = SHORT) -> Method:
     """Train task `index` with `method` for some steps, resume with `twin`, and return that after the task's end."""
