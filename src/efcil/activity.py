@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -99,3 +99,8 @@ def doing(what: str, total: int | None = None, done: int = 0) -> Iterator[Work]:
         return
     with activity.doing(what, total, done) as work:
         yield work
+
+
+def doing_in_pieces(what: str, total: int, piece: int) -> AbstractContextManager[Work]:
+    """Say what is done inside, `piece` of it at a time; what is done all at once has nothing to count."""
+    return doing(f"{total:,} {what}") if total <= piece else doing(what, total)
