@@ -19,6 +19,7 @@ from efcil import methods
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine import checkpoint, lifecycle
+from efcil.engine.feed import Feed
 from efcil.engine.first_task import FirstTask
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.trainer import Trainer
@@ -385,6 +386,37 @@ def test_a_checkpoint_at_the_end_of_an_epoch(
         monkeypatch.undo()
         assert len(seen) == 1 + 14 + 1 + 14 + 1 - (moment - 1)
         Outcome.of(output).check(expected)
+
+
+@pytest.mark.parametrize("name", ["efc", "cedar"])
+@pytest.mark.parametrize(("blocks", "place"), [(1, "before the first step"), (2, "after epoch 1")])
+def test_a_request_while_steps_are_prepared_is_obeyed_before_them(
+    name: str,
+    blocks: int,
+    place: str,
+    digits: Dataset,
+    first_tasks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = Settings(method=name, **SHORT, overrides={"rebalance_epochs": 1} if name == "cedar" else {})
+    attempt(settings, tmp_path / "whole", digits, first_tasks)
+    stop, prepare, prepared = StopRequest(), Feed._prepare, 0
+
+    def requested(feed: Feed, epoch: int, first_step: int) -> None:
+        nonlocal prepared
+        prepared += 1
+        stop.requested = prepared == blocks
+        prepare(feed, epoch, first_step)
+
+    monkeypatch.setattr(Feed, "_prepare", requested)
+    with pytest.raises(Interrupted, match=f"Stopped in task 2, {place}; that state is saved in"):
+        attempt(settings, tmp_path / "cut", digits, first_tasks, stop=stop)
+    monkeypatch.undo()
+    again = crash_at(monkeypatch, None)
+    attempt(settings, tmp_path / "cut", digits, first_tasks)
+    assert again.count("step") == 2 * 14 - 7 * (blocks - 1)
+    Outcome.of(tmp_path / "cut").check(Outcome.of(tmp_path / "whole"))
 
 
 #: Methods that learn something at the end of a task, change their network there, or train nothing before.

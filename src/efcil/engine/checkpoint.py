@@ -354,6 +354,10 @@ class TaskKeeper:
             return enough or (asked and ranks.anyone(self.stop.requested or time.monotonic() >= self._next))
         return enough or self.stop.requested or time.monotonic() >= self._next
 
+    def asked(self) -> bool:
+        """Return whether a stop was requested."""
+        return self.stop.agreed()
+
     def save(self, trainer: Trainer, position: Position) -> None:
         """Write the checkpoint (the first process does), and raise if a stop was requested."""
         if ranks.first():

@@ -46,7 +46,9 @@ class Position:
     @property
     def place(self) -> str:
         """Where this is, in words."""
-        return f"in epoch {self.epoch + 1}, after step {self.step}" if self.step else f"after epoch {self.epoch}"
+        if self.step:
+            return f"in epoch {self.epoch + 1}, after step {self.step}"
+        return f"after epoch {self.epoch}" if self.epoch else "before the first step"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ class Keeper(Protocol):
 
     def due(self) -> bool:
         """Return whether a checkpoint should be written now; called after every step."""
+        ...
+
+    def asked(self) -> bool:
+        """Return whether a stop was requested: `save` raises then; called while steps are prepared."""
         ...
 
     def save(self, trainer: Trainer, position: Position) -> None:
@@ -120,7 +126,7 @@ class Trainer:
         position = position or Position()
         each = self.feed.steps_per_epoch
         done = position.epoch * each + position.step
-        # Only the keeper knows how to stop in here.
+        # Only between two steps.
         with between_pieces(None), doing(TRAINING, self.recipe.epochs * each, done) as work:
             self._run(position, on_epoch, keeper, work)
 
@@ -135,7 +141,8 @@ class Trainer:
             for start in self.feed.blocks():
                 if start + self.feed.block_steps <= done:
                     continue
-                steps = self.feed.load(epoch, start)
+                with between_pieces(self._stopping(Position(epoch, max(done, start)), reader, keeper)):
+                    steps = self.feed.load(epoch, start)  # takes long where a CPU asks frozen networks
                 self.optimiser.begin_block(epoch * self.feed.steps_per_epoch + start, steps, factor)
                 begin = max(done - start, 0)
                 self.optimiser.skip(begin)
@@ -169,6 +176,16 @@ class Trainer:
         self._refuse_broken(Position(self.recipe.epochs - 1, self.feed.steps_per_epoch))
         rotated.detach(self.learner)
         mixed.detach(self.learner)
+
+    def _stopping(self, now: Position, reader: _LossReader, keeper: Keeper | None) -> Callable[[], None]:
+        """Return what obeys a request to stop while the steps from `now` on are prepared."""
+
+        def stop() -> None:
+            if keeper is not None and keeper.asked():
+                self._refuse_broken(now)
+                keeper.save(self, replace(now, sums=reader.partial_sums()))
+
+        return stop
 
     @torch.no_grad()
     def _refuse_broken(self, now: Position) -> None:
