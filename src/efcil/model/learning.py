@@ -225,18 +225,14 @@ def _learn_task(
     recipe = resolved.first_task if index == 0 else resolved.later
     chosen = plan(card, new, numbers - first_class, held_out)
     origin = _Origin(model, new, pixels, labels, held_out, keep, repeats)
-    journal = None if keep is None else origin.journal(keep)
     task = Task(index, first_class, len(new), card.settings.seed, recipe.batch_size)
     measuring = Measuring(model, chosen, task, repeats)
-    learner = learn_task(
-        measuring.blueprint,
-        measuring.beginner(),
-        task,
-        model.task_images(pixels, numbers, f"task{index}", chosen.learned, repeats),
-        recipe,
-        journal=journal,
-        watch=_watch(card, progress, log),
-    )
+    beginner = measuring.beginner()
+    data = model.task_images(pixels, numbers, f"task{index}", chosen.learned, repeats)
+    journal = None if keep is None else origin.journal(keep)  # last: it may discard an unfinished task
+    watch = _watch(card, progress, log)
+    learner = learn_task(measuring.blueprint, beginner, task, data, recipe, journal=journal, watch=watch)
+    del data, beginner
     with nullcontext() if journal is None else journal.ending():
         outcome = measuring.outcome(pixels, numbers, learner)
     date = now()
