@@ -27,7 +27,7 @@ test-browser: $(VENV)/.test          ## the pages of `efcil serve` and `efcil re
 test-clusters: $(CLUSTERS)/.test     ## grids on a local Ray cluster and through submitit, some ten minutes
 	EFCIL_TEST_CLUSTERS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(CLUSTERS)/bin/python -m pytest -rs tests/clusters
 
-crash-test: $(VENV)/.test            ## kills and fails `run` and `learn` at every I/O call, some ten minutes
+crash-test: $(VENV)/.test            ## kills and fails `run` and `learn` at every I/O call, some fifteen minutes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py
 
 lint: $(VENV)/.test

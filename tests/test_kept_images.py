@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import threading
 import weakref
 from pathlib import Path
@@ -201,20 +202,25 @@ def test_a_stop_ends_decoding_ahead_and_the_run_resumes(
     dataset: Dataset, usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class After(StopRequest):
-        """Asks to stop after some steps."""
+        """Asks to stop at the so-manieth place where that is possible."""
 
-        left = 4
+        def __init__(self, looks: int) -> None:
+            super().__init__()
+            self.left = looks
 
         def agreed(self) -> bool:
             self.left -= 1
             return self.left < 0
 
-    for _ in range(10):
+    stops = 0
+    for looks in itertools.count(1, 4):
         try:
-            folder = run_one(Settings(**SHORT), tmp_path, dataset, quiet=True, stop=After())
+            folder = run_one(Settings(**SHORT), tmp_path, dataset, quiet=True, stop=After(looks))
             break
         except Interrupted:
+            stops += 1
             assert "efcil-ahead" not in [thread.name for thread in threading.enumerate()]
+    assert stops > 2
     assert same(folder, usual)
 
 

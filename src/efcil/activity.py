@@ -3,13 +3,16 @@
 Whoever works says what it does and how far it is: `with doing("decoding images", total) as work: work.done += 1`. That
 costs an attribute, so it may be done for every step. Whoever shows progress reads it by the clock. Where nobody
 follows, as in a server that answers many requests at a time, nothing is kept.
+
+Long work is done in pieces, and says before each of them that it could end here (`next_piece`). Whoever can end it
+without a loss says how to find out whether it should (`between_pieces`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -67,6 +70,26 @@ def followed(activity: Activity) -> Iterator[None]:
         _followed.reset(token)
 
 
+_between: ContextVar[Callable[[], None] | None] = ContextVar("efcil_between_pieces", default=None)
+
+
+@contextmanager
+def between_pieces(check: Callable[[], None] | None) -> Iterator[None]:
+    """Call `check` before every piece of the work inside, in this thread; it raises to end that. None: it goes on."""
+    token = _between.set(check)
+    try:
+        yield
+    finally:
+        _between.reset(token)
+
+
+def next_piece() -> None:
+    """Say that a piece of work begins, and that the whole may end before it."""
+    if (check := _between.get()) is not None:
+        with between_pieces(None):  # saving what is there may take pieces, too
+            check()
+
+
 @contextmanager
 def doing(what: str, total: int | None = None, done: int = 0) -> Iterator[Work]:
     """Say what is done inside; `total` and `done` are counted in whatever unit `what` names."""
@@ -76,3 +99,8 @@ def doing(what: str, total: int | None = None, done: int = 0) -> Iterator[Work]:
         return
     with activity.doing(what, total, done) as work:
         yield work
+
+
+def doing_in_pieces(what: str, total: int, piece: int) -> AbstractContextManager[Work]:
+    """Say what is done inside, `piece` of it at a time; what is done all at once has nothing to count."""
+    return doing(f"{total:,} {what}") if total <= piece else doing(what, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import torch
@@ -18,4 +19,7 @@ def _triton() -> bool:
         import triton  # noqa: F401
     except ImportError:
         return False
+    # Products and sums are rounded once, together. Versions up to 3.9 do so unless told otherwise, later ones do not:
+    # without this, the same kernels would give other bits there.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     return True

@@ -35,6 +35,7 @@ from efcil.engine import checkpoint
 from efcil.environment import environment
 from efcil.errors import EfcilError, RunFolderError
 from efcil.evaluation import probes
+from efcil.evaluation.classification import Confusion
 from efcil.evaluation.metrics import results
 from efcil.evaluation.probes import ClassCount, Perturbation, Probes
 from efcil.files import (
@@ -251,6 +252,11 @@ class RunFolder:
 
     def confusion(self) -> np.ndarray | None:
         """Return how often each class (row) was answered with each (column) after the last task (C, C), or None."""
+        found = self.confusion_pairs()
+        return None if found is None else found.matrix()
+
+    def confusion_pairs(self) -> Confusion | None:
+        """Return the same without the pairs of classes that did not occur, for very many classes."""
         return self._read_probe(
             probes.CONFUSION, lambda text: probes.read_confusion(text, sum(self.read_accuracy()[2]))
         )

@@ -1,4 +1,4 @@
-"""Kills a short `efcil run` and a short `efcil learn` at every I/O call, and lets every I/O call fail.
+"""Kills short commands `efcil run` and `efcil learn` at every I/O call, and lets every I/O call fail.
 
 After each fault the same command is given again, undisturbed. What it leaves must be equal, bit for bit, to what a
 command leaves that nothing ever happened to: every file below the folder, but for the log, and but for times and dates.
@@ -43,10 +43,26 @@ MASKED = {
 IGNORED = {"log.txt"}
 #: What `learn` says of classes that it has learned: the fault came after the model was in place.
 ALREADY = "already. New classes must have new names"
-RUN = (
-    "run", "--method", "efc", "--dataset", "folder", "--image-size", "8", "--network", "slim", "--tasks", "3",
-    "--first-task-epochs", "2", "--epochs", "3", "--batch-size", "16", "--device", "cpu", "--checkpoint-steps", "1",
-    "--quiet", "--set", "first_task.rotations=false",
+RUN = ("run", "--dataset", "folder", "--image-size", "8", "--network", "slim", "--batch-size", "16", "--device", "cpu",
+       "--quiet")  # fmt: skip
+EFC = (
+    *RUN, "--method", "efc", "--tasks", "3", "--first-task-epochs", "2", "--epochs", "3", "--checkpoint-steps", "1",
+    "--set", "first_task.rotations=false",
+)  # fmt: skip
+#: The modern recipe, whose presets are for larger images. Pseudo-old images serve two epochs, and the checkpoint of the
+#: second task lies between these.
+CEDAR = (
+    *RUN, "--method", "cedar", "--tasks", "2", "--first-task-epochs", "1", "--epochs", "2", "--checkpoint-steps", "4",
+    "--augmentation", "crop-flip-trivial", "--set", "first_task.rotations=false", "pseudo_old_every=2",
+    "attack_steps=1", "transport_views=1", "rebalance_epochs=1", "later.ema=0.9",
+    *(f"{stage}.{value}" for stage in ("first_task", "later") for value in
+      ("optimiser=sgd", "momentum=0.9", "schedule=cosine", "milestones=", "gradient_clip=5.0")),
+    "later.normalisation=trained",
+)  # fmt: skip
+#: Every domain is a task, and the second one trains nothing.
+DOMAINS = (
+    *RUN, "--method", "lda", "--answers", "merged", "--first-task-epochs", "1", "--checkpoint-steps", "2",
+    "--set", "first_task.rotations=false",
 )  # fmt: skip
 LEARN = ("--preset", "digits", "--epochs", "6", "--device", "cpu", "--checkpoint-steps", "1", "--quiet")
 
@@ -80,9 +96,11 @@ class Result:
 
 
 def cases(photos: Path) -> list[Case]:
-    """Return the commands: a run, a model's first task, and its second."""
+    """Return the commands: three runs, a model's first task, and its second."""
     return [
-        Case("run", (*RUN, "--data", str(photos / "split"), "--output", "FOLDER")),
+        Case("run", (*EFC, "--data", str(photos / "split"), "--output", "FOLDER")),
+        Case("cedar", (*CEDAR, "--data", str(photos / "split"), "--output", "FOLDER")),
+        Case("domains", (*DOMAINS, "--data", str(photos / "domains"), "--output", "FOLDER")),
         Case("learn", ("learn", "FOLDER", "--data", str(photos / "first"), *LEARN)),
         Case("learn more", ("learn", "FOLDER", "--data", str(photos / "second"), *LEARN), after="learn"),
     ]
@@ -99,6 +117,10 @@ def make_photos(root: Path) -> None:
         ("second", (2, 3), 0, 16),
         ("split/train", range(6), 0, 16),
         ("split/test", range(6), 16, 4),
+        ("domains/train/early", range(3), 0, 12),
+        ("domains/train/late", range(3), 12, 12),
+        ("domains/test/early", range(3), 24, 4),
+        ("domains/test/late", range(3), 28, 4),
     ):
         for digit in wanted:
             place = root / name / f"digit-{digit}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
+CASES = ("run", "cedar", "domains", "learn", "learn more")
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux, to know which file is meant")
 
@@ -27,11 +28,12 @@ def harness(*arguments: str) -> tuple[int, str]:
 
 
 def test_a_sample_of_all_calls() -> None:
-    code, said = harness("--every", "113", "--jobs", "1")
+    code, said = harness("--every", "139", "--jobs", "1")
     assert code == 0, said
     found = re.search(r"(\d+) points in \d+ s, 0 went wrong", said)
     assert found is not None, said
     assert int(found[1]) > 10
+    assert set(re.findall(r"^([a-z ]+), [a-z]+: \d+ points$", said, re.M)) == {*CASES}
 
 
 @pytest.mark.parametrize(

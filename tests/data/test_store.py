@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from efcil.activity import Activity, followed
 from efcil.data import store
 from efcil.data.augment import Normalisation, make_augmentation
 from efcil.data.store import TaskImages, resident
@@ -63,3 +64,22 @@ def test_a_cpu_reads_few_large_images_at_a_time() -> None:
     found = list(data.plain())
     assert [len(labels) for _, labels in found] == [6, 6, 6, 2]
     assert torch.cat([labels for _, labels in found]).tolist() == list(range(20))
+
+
+@pytest.mark.parametrize(("most", "said"), [(100, "7 images"), (7, "7 images"), (6, "images 0/7")])
+def test_what_is_rendered_all_at_once_has_no_counter(most: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = TaskImages(
+        pixels(),
+        np.zeros(7),
+        augmentation=make_augmentation("none"),
+        normalisation=Normalisation((0.5,) * 3, (0.25,) * 3),
+        device=CPU,
+        seed=0,
+        name="task",
+    )
+    monkeypatch.setattr(data, "chunk_size", lambda: min(most, len(data)))
+    for views in (data.plain(), data.augmented("prototypes")):
+        activity = Activity()
+        with followed(activity):
+            next(views)
+            assert [str(work) for work in activity.stack] == [said]

@@ -18,9 +18,10 @@ import torch
 from efcil import methods
 from efcil.data.images import Dataset
 from efcil.data.sources import SourceOptions, load_dataset
-from efcil.engine import checkpoint
+from efcil.engine import checkpoint, lifecycle
+from efcil.engine.feed import Feed
 from efcil.engine.first_task import FirstTask
-from efcil.engine.interrupt import StopRequest
+from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.trainer import Trainer
 from efcil.errors import EfcilError
 from efcil.experiment import run as run_module
@@ -218,14 +219,19 @@ def test_a_request_to_stop_ends_the_step_and_saves(
     outcome.check(expected)
 
 
-def test_a_request_between_tasks_stops_before_the_next_one(
-    driver: Driver, undisturbed: tuple[Outcome, list[str]], tmp_path: Path
+# The line of the last epoch is written before the statistics, that of the task after the tests.
+@pytest.mark.parametrize(
+    ("events_later", "place"),
+    [(1, "in task 2, after epoch 2; that state is saved"), (3, "after task 2. To resume: efcil")],
+)
+def test_a_request_after_the_last_step_stops_before_the_next_task(
+    driver: Driver, undisturbed: tuple[Outcome, list[str]], tmp_path: Path, events_later: int, place: str
 ) -> None:
     expected, events = undisturbed
-    moment = moment_of_step(events, END_OF_SECOND_TASK) + 1
+    moment = moment_of_step(events, END_OF_SECOND_TASK) + events_later
     code, printed = driver.run(tmp_path, moment, number=signal.SIGTERM)
     assert code == 130
-    assert "efcil: Stopped after task 2. To resume: efcil run" in printed
+    assert f"efcil: Stopped {place}" in printed
     outcome = driver.finish(tmp_path)
     assert driver.events().count("step") == events.count("step") - END_OF_SECOND_TASK
     outcome.check(expected)
@@ -380,6 +386,88 @@ def test_a_checkpoint_at_the_end_of_an_epoch(
         monkeypatch.undo()
         assert len(seen) == 1 + 14 + 1 + 14 + 1 - (moment - 1)
         Outcome.of(output).check(expected)
+
+
+@pytest.mark.parametrize("name", ["efc", "cedar"])
+@pytest.mark.parametrize(("blocks", "place"), [(1, "before the first step"), (2, "after epoch 1")])
+def test_a_request_while_steps_are_prepared_is_obeyed_before_them(
+    name: str,
+    blocks: int,
+    place: str,
+    digits: Dataset,
+    first_tasks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = Settings(method=name, **SHORT, overrides={"rebalance_epochs": 1} if name == "cedar" else {})
+    attempt(settings, tmp_path / "whole", digits, first_tasks)
+    stop, prepare, prepared = StopRequest(), Feed._prepare, 0
+
+    def requested(feed: Feed, epoch: int, first_step: int) -> None:
+        nonlocal prepared
+        prepared += 1
+        stop.requested = prepared == blocks
+        prepare(feed, epoch, first_step)
+
+    monkeypatch.setattr(Feed, "_prepare", requested)
+    with pytest.raises(Interrupted, match=f"Stopped in task 2, {place}; that state is saved in"):
+        attempt(settings, tmp_path / "cut", digits, first_tasks, stop=stop)
+    monkeypatch.undo()
+    again = crash_at(monkeypatch, None)
+    attempt(settings, tmp_path / "cut", digits, first_tasks)
+    assert again.count("step") == 2 * 14 - 7 * (blocks - 1)
+    Outcome.of(tmp_path / "cut").check(Outcome.of(tmp_path / "whole"))
+
+
+#: Methods that learn something at the end of a task, change their network there, or train nothing before.
+ENDS = [
+    ("efc", {}),
+    ("efc++", {"rebalance_epochs": 2}),
+    ("adagauss", {"adapter_epochs": 2}),
+    ("ssre", {}),
+    ("ewc", {"later.ema": 0.5, "later.rotations": True}),
+    ("fecam", {}),
+]
+
+
+@pytest.mark.parametrize("where", ["statistics", "tests"])
+@pytest.mark.parametrize(("name", "overrides"), ENDS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_request_at_the_end_of_a_task_is_obeyed_there(
+    name: str,
+    overrides: dict[str, Any],
+    where: str,
+    digits: Dataset,
+    first_tasks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = Settings(method=name, overrides=overrides, **SHORT)
+    whole = crash_at(monkeypatch, None)
+    attempt(settings, tmp_path / "whole", digits, first_tasks)
+    monkeypatch.undo()
+    stop, trains, ends = StopRequest(), "step" in whole, 0
+    module, function = {"statistics": (lifecycle, "end"), "tests": (run_module, "evaluate")}[where]
+    original = getattr(module, function)
+
+    def requested(*arguments: Any) -> Any:
+        nonlocal ends
+        ends += 1
+        stop.requested = ends == 2
+        return original(*arguments)
+
+    monkeypatch.setattr(module, function, requested)
+    with pytest.raises(Interrupted) as told:
+        attempt(settings, tmp_path / "cut", digits, first_tasks, stop=stop)
+    monkeypatch.undo()
+    (run,) = find_runs([tmp_path / "cut"])
+    saved = f"in task 2, after epoch 2; that state is saved in {run.partial}."
+    assert str(told.value).startswith(f"Stopped {saved if trains else 'at the end of task 2, of which nothing had'}")
+    assert [line["task"] for line in run.read_metrics() if line["kind"] == "task"] == [1]
+    again = crash_at(monkeypatch, None)
+    attempt(settings, tmp_path / "cut", digits, first_tasks)
+    assert again.count("step") == whole.count("step") // 2, "the second task is not trained again"
+    assert ("resuming task 2 after epoch 2" in run.log_file.read_text()) == trains
+    Outcome.of(tmp_path / "cut").check(Outcome.of(tmp_path / "whole"))
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from sklearn import metrics
 
 from efcil.evaluation import classification
+from efcil.evaluation.classification import Confusion
 from efcil.evaluation.metrics import MetricsError
 
 
@@ -24,18 +25,21 @@ def drawn(request: pytest.FixtureRequest) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def test_classes_agree_with_scikit_learn(drawn: tuple[np.ndarray, ...]) -> None:
     labels, answers, _ = drawn
-    confusion = classification.confusion_matrix(labels, answers, 7)
-    np.testing.assert_array_equal(confusion, metrics.confusion_matrix(labels, answers, labels=range(7)))
+    confusion = Confusion.of(labels, answers, 7)
+    wanted_matrix = metrics.confusion_matrix(labels, answers, labels=range(7))
+    np.testing.assert_array_equal(confusion.matrix(), wanted_matrix)
+    np.testing.assert_array_equal(confusion.matrix([5, 0]), wanted_matrix[np.ix_([5, 0], [5, 0])])
+    np.testing.assert_array_equal(confusion.answered, wanted_matrix.sum(axis=0))
     wanted = metrics.precision_recall_fscore_support(labels, answers, labels=range(7), zero_division=np.nan)
     np.testing.assert_allclose(classification.precision(confusion), wanted[0])
     np.testing.assert_allclose(classification.recall(confusion), wanted[1])
     np.testing.assert_allclose(classification.f1(confusion), wanted[2])
-    np.testing.assert_array_equal(confusion.sum(axis=1), wanted[3])
+    np.testing.assert_array_equal(confusion.images, wanted[3])
 
 
 def test_means_agree_with_scikit_learn(drawn: tuple[np.ndarray, ...]) -> None:
     labels, answers, _ = drawn
-    confusion = classification.confusion_matrix(labels, answers, 7)
+    confusion = Confusion.of(labels, answers, 7)
     assert classification.accuracy(confusion) == metrics.accuracy_score(labels, answers)
     # A class without images is answered sometimes, which scikit-learn says in a warning.
     with pytest.warns(UserWarning, match="y_pred contains") if 4 in answers else _nothing():
@@ -138,14 +142,23 @@ def test_calibration_of_nothing_and_of_no_probabilities() -> None:
 
 
 def test_confusions_are_sorted() -> None:
-    confusion = np.array([[5, 1, 3], [0, 4, 0], [2, 0, 0]])
+    labels, answers = np.repeat([0, 0, 0, 1, 2], [5, 1, 3, 4, 2]), np.repeat([0, 1, 2, 1, 0], [5, 1, 3, 4, 2])
+    confusion = Confusion.of(labels, answers, 3)
     assert classification.most_confused(confusion) == [(0, 2, 3), (2, 0, 2), (0, 1, 1)]
-    assert confusion[0, 0] == 5, "the matrix stays as it is"
+
+
+def test_very_many_classes_take_no_matrix() -> None:
+    classes = 1_000_000  # a matrix of these would take 8 TB
+    confusion = Confusion.of([3, classes - 1, 3, 3], [3, 3, 7, 7], classes)
+    assert confusion.pairs.tolist() == [[3, 3, 1], [3, 7, 2], [classes - 1, 3, 1]]
+    assert classification.accuracy(confusion) == 1 / 4
+    assert classification.mean_over_present(classification.recall(confusion), confusion) == pytest.approx(1 / 6)
+    assert classification.most_confused(confusion) == [(3, 7, 2), (classes - 1, 3, 1)]
 
 
 def test_nothing_was_counted() -> None:
-    confusion = classification.confusion_matrix([], [], 3)
-    assert confusion.shape == (3, 3)
+    confusion = Confusion.of([], [], 3)
+    assert confusion.matrix().tolist() == [[0] * 3] * 3
     assert classification.accuracy(confusion) is None
     assert classification.mean_over_present(classification.recall(confusion), confusion) is None
     assert np.isnan(classification.precision(confusion)).all()
@@ -154,4 +167,4 @@ def test_nothing_was_counted() -> None:
 @pytest.mark.parametrize(("labels", "answers"), [([3], [0]), ([0], [-1]), ([0, 1], [0])])
 def test_labels_that_are_none(labels: list[int], answers: list[int]) -> None:
     with pytest.raises(MetricsError):
-        classification.confusion_matrix(labels, answers, 3)
+        Confusion.of(labels, answers, 3)

@@ -125,8 +125,9 @@ def test_a_first_visit_that_is_unfinished(folders: Path, tmp_path: Path, capsys:
         capsys.readouterr()
         assert main(command) == 2
         assert (
-            f"{model} has not finished its first task (digit-0, digit-1; stopped in epoch 1), so it cannot be used "
-            "yet. To resume it, repeat the `efcil learn` command that started it." in capsys.readouterr().err
+            f"{model} has not finished its first task (digit-0, digit-1; stopped in epoch 1, after step 1), so it "
+            "cannot be used yet. To resume it, repeat the `efcil learn` command that started it."
+            in capsys.readouterr().err
         )
     assert main(learn) == 0
     assert main(["predict", str(model), image]) == 0

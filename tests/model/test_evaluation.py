@@ -18,6 +18,7 @@ from sklearn import metrics
 
 from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
+from efcil.evaluation.classification import Confusion
 from efcil.model import Model
 from efcil.model.evaluation import Evaluation, evaluate, evaluate_folder
 from efcil.model.images import InputError, Pictures
@@ -91,10 +92,23 @@ def test_of_very_many_classes_pairs_are_listed_and_no_matrix(
 ) -> None:
     given = ("evaluate", named, "--data", folders / "held-out", "--format", "json")
     before = json.loads(output(capsys, *given))
-    monkeypatch.setattr("efcil.evaluation.result.MOST_IN_FULL", 1)
+    for limit in (
+        "evaluation.result.MOST_IN_FULL",
+        "report.evaluation.MOST_IN_MATRIX",
+        "report.evaluation_page.MOST_IN_FULL",
+    ):
+        monkeypatch.setattr(f"efcil.{limit}", 1)
+    monkeypatch.setattr("efcil.report.evaluation_page.MOST_IN_TABLE", 1)
+    monkeypatch.delattr(Confusion, "matrix")  # of 10,000 classes it would take 800 MB
     found = json.loads(output(capsys, *given))
     assert found["confusion_matrix"]["images"] is None
     assert found["confusions"] == before["confusions"]
+    (first, *_) = found["confusions"]
+    assert f"{first['class']} taken for {first['answer']}" in output(capsys, *given[:4])
+    output(capsys, *given[:4], "--format", "html", "--output", tmp_path / "page.html")
+    assert "3 classes are too many for a picture" in (tmp_path / "page.html").read_text()
+    table = output(capsys, *given[:4], "--format", "csv")
+    assert f",{first['answer']},{first['images']}" in table
 
 
 def test_numbers_agree_with_scikit_learn(named: Path, folders: Path, capsys: Any) -> None:

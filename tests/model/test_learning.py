@@ -18,10 +18,11 @@ from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
 from efcil.core import gaussians
 from efcil.data.sources.listing import images_below
-from efcil.engine import checkpoint
+from efcil.engine import checkpoint, lifecycle
 from efcil.engine.interrupt import StopRequest
 from efcil.model import Model, ModelError, blending
-from efcil.model.images import class_folders
+from efcil.model.images import Pictures, class_folders
+from efcil.model.measuring import Measuring
 from efcil.network import backbones
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +43,7 @@ def uninterrupted(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 class Impatient(StopRequest):
-    """Asks to stop after so many looks at the clock."""
+    """Asks to stop after so many looks of a keeper, which looks after every step."""
 
     patience = 0
 
@@ -52,7 +53,7 @@ class Impatient(StopRequest):
 
     @property
     def requested(self) -> bool:
-        self.looks += 1
+        self.looks += sys._getframe(1).f_code is checkpoint.TaskKeeper.due.__code__
         return self.looks > self.patience
 
     @requested.setter
@@ -109,6 +110,57 @@ def test_a_resumed_task_holds_out_the_same_images(
     assert same(resumed, whole)
     assert resumed.card.visits[0].measured == whole.card.visits[0].measured
     assert [each.images for each in resumed.card.classes] == [18, 18]
+
+
+def request_at(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Send this process a request to stop when a function is called."""
+    original = getattr(owner, name)
+
+    def disturbed(*arguments: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments, **named)
+
+    patch.setattr(owner, name, disturbed)
+
+
+UNCHANGED = "Stopped. The model is unchanged, without these images. To learn them, run the same command again."
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Pictures, "pixels"), (lifecycle, "end"), (Measuring, "outcome")])
+def test_a_request_outside_training_is_obeyed_there(
+    owner: Any,
+    name: str,
+    folders: Path,
+    uninterrupted: Path,
+    tmp_path: Path,
+    same: Any,
+    capfd: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tmp_path / "model"
+    assert learn(model, folders / "first", *QUICK, "--epochs", "3") == 0
+    with monkeypatch.context() as patch:
+        request_at(patch, owner, name)
+        assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 130
+    trained = f"Stopped after epoch 3; that state is saved in {model / 'partial'}."
+    assert (UNCHANGED if owner is Pictures else trained) in capfd.readouterr().err
+    assert len(Model.load(model, "cpu").card.visits) == 1
+    assert learn(model, folders / "second", "--device", "cpu") == 0
+    assert ("resuming task 2 after epoch 3" in capfd.readouterr().out) == (owner is not Pictures)
+    assert same(Model.load(model, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
+@pytest.mark.parametrize(("owner", "name"), [(lifecycle, "end"), (Measuring, "outcome")])
+def test_a_request_in_a_visit_that_trains_nothing_leaves_the_model_as_it_is(
+    owner: Any, name: str, folders: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    assert learn(model, folders / "first", *QUICK, "--epochs", "1", "--method", "lda") == 0
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    request_at(monkeypatch, owner, name)
+    assert learn(model, folders / "second", "--device", "cpu", "--quiet") == 130
+    assert UNCHANGED in capfd.readouterr().err
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
 
 
 def test_another_number_of_threads_costs_no_work(

@@ -121,5 +121,5 @@ class TestLog:
 def test_a_run_says_all_that_it_does(tmp_path: Path, works: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     flags = "run --method efc --tasks 2 --epochs 1 --batch-size 256 --device cpu --quiet --output"
     assert main([*flags.split(), str(tmp_path)]) == 0
-    assert {"loading the images of digits", "training", "statistics", "testing images"} <= {*works}
+    assert {"loading the images of digits", "training", "statistics", "testing"} <= {*works}
     assert {"preparing the images of the task", "saving the last task"} <= {*works}

@@ -6,6 +6,9 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="Triton is not installed here; the plain operations are used instead")
 
+import triton
+
+from efcil import compiled
 from efcil.network.fast import kernels, operations
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -261,3 +264,19 @@ def test_in_the_type_and_the_sizes_of_training(shape):
     fast, _ = kernels.normalise_backward(other.clone(), x, statistics, gamma, *gradients, None, None, True)
     torch.testing.assert_close(fast.float().cpu(), plain.float(), **close)
     torch.testing.assert_close(gradients.cpu(), into64.float(), atol=1.0, rtol=0.01)
+
+
+@pytest.mark.parametrize(("given", "fused"), [(None, True), ("0", False)])
+def test_products_and_sums_are_rounded_together_whatever_triton_s_default(monkeypatch, recwarn, given, fused):
+    fusion = getattr(getattr(triton, "knobs", None), "language", None)
+    if not hasattr(fusion, "fp_fusion_enabled"):
+        pytest.skip("this version of Triton has one default, which is this one")
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "unset")  # so that it is restored
+    monkeypatch.delenv("TRITON_DEFAULT_FP_FUSION")
+    if given is not None:
+        monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", given)
+    if hasattr(triton._utils, "warn_once"):  # it warns once per process
+        triton._utils.warn_once.cache_clear()
+    assert compiled._triton.__wrapped__()
+    assert fusion.fp_fusion_enabled(None) is fused
+    assert not [each for each in recwarn if "FP_FUSION" in str(each.message)]

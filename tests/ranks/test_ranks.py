@@ -231,6 +231,19 @@ def test_a_request_to_one_process_stops_all_and_more_resume(launch: Launch, alon
     assert lines(run) == lines(folder(alone, "efc"))
 
 
+def test_a_request_after_the_last_step_stops_all_before_the_statistics(
+    launch: Launch, alone: Path, tmp_path: Path
+) -> None:
+    given = arguments(tmp_path, "--method", "efc")
+    ended = torchrun(2, given, SIGNAL_AT=f"1 46 {int(signal.SIGTERM)}")
+    assert ended.stderr.count("exitcode  : 130") == 2, ended.stderr
+    assert ended.stderr.count("Stopped in task 2, after epoch 1; that state is saved in") == 1
+    codes, said = launch(3, *given)
+    assert codes == [0, 0, 0], said
+    assert_equal(alone, tmp_path, "efc")
+    assert lines(folder(tmp_path, "efc")) == lines(folder(alone, "efc"))
+
+
 def test_a_mistake_is_said_even_if_the_first_process_is_the_last_to_notice(tmp_path: Path) -> None:
     ended = torchrun(2, arguments(tmp_path, "--method", "efd"), SECONDS_LATER="2")
     assert ended.stderr.count("efcil: Unknown method 'efd'") == 1, ended.stderr

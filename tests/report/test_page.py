@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 
 from efcil.cli import main
+from efcil.evaluation.classification import Confusion
 from efcil.report import render, table, write_page
 from efcil.runfolder import RunFolder, find_runs
 
+CONFUSION = Confusion(2, np.array([[0, 0, 3], [0, 1, 7], [1, 0, 2], [1, 1, 8]]))
 VOID = {"meta", "br", "input"}
 
 
@@ -212,7 +214,7 @@ def test_classes_confusion_and_spectrum_are_shown_where_they_were_recorded(
         for task, position, name, right in ((1, 0, "<cat>", 9), (2, 0, "<cat>", 3), (2, 1, "dog", 8))
     ]
     monkeypatch.setattr(RunFolder, "classes", lambda run: counts, raising=False)
-    monkeypatch.setattr(RunFolder, "confusion", lambda run: np.array([[3, 7], [2, 8]]), raising=False)
+    monkeypatch.setattr(RunFolder, "confusion_pairs", lambda run: CONFUSION)
     spectra = {1: np.array([1.0, 0.1, 1e-14]), 2: np.array([2.0, 0.5, 0.01])}
     monkeypatch.setattr(RunFolder, "spectrum", lambda run: spectra, raising=False)
     settings = {"identity": {"method_settings": {"damping": 0.1, "efm_weight": 10.0}}}
@@ -240,7 +242,8 @@ def test_of_very_many_classes_confusions_are_listed_and_not_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("efcil.report.details.MOST_IN_FULL", 1)
-    monkeypatch.setattr(RunFolder, "confusion", lambda run: np.array([[3, 7], [2, 8]]), raising=False)
+    monkeypatch.delattr(Confusion, "matrix")
+    monkeypatch.setattr(RunFolder, "confusion_pairs", lambda run: CONFUSION)
     write_run(tmp_path, "efc", 0, [90.0, 55.0], class_names=["cat", "dog"])
     page = page_of(tmp_path)
     assert "cat taken for dog 7 dog taken for cat 2" in text_of(page)
@@ -248,7 +251,7 @@ def test_of_very_many_classes_confusions_are_listed_and_not_drawn(
 
 
 def test_without_them_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("classes", "confusion", "spectrum"):
+    for name in ("classes", "confusion_pairs", "spectrum"):
         monkeypatch.setattr(RunFolder, name, lambda run: None, raising=False)
     write_run(tmp_path, "efc", 0, [90.0, 50.0])
     text = text_of(page_of(tmp_path))

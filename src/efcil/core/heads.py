@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from efcil.activity import next_piece
 from efcil.core import gaussians, prototypes
 from efcil.errors import TrainingError
 
@@ -54,6 +55,7 @@ def softmax_epoch(
             f"A head of shape {tuple(weight.shape)} cannot be trained on features of shape {tuple(features.shape)} "
             f"with {len(labels)} labels; give one row of {weight.shape[1]} features per label."
         )
+    next_piece()
     classes = torch.arange(len(weight), device=weight.device)
     if scale is not None:
         features = functional.normalize(features, dim=1)

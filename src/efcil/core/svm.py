@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from efcil.activity import next_piece
 from efcil.errors import TrainingError
 
 SOLVERS = ("torch", "sklearn")
@@ -74,6 +75,7 @@ def _newton(rows: Tensor, labels: Tensor, classes: Tensor, cost: float, toleranc
     a Newton step is exact, so a few steps are enough. All machines take their steps together; one that is done no
     longer changes.
     """
+    next_piece()
     targets = torch.where(labels[:, None] == classes, 1.0, -1.0).to(rows.dtype)
     positives = (targets > 0).sum(dim=0)
     share = torch.minimum(positives, len(rows) - positives).clamp(min=1).to(rows.dtype) / len(rows)

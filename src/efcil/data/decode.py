@@ -25,7 +25,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
-from efcil.activity import doing
+from efcil.activity import doing, next_piece
 from efcil.errors import DataError
 
 # Only these decoders are tried. Pillow has many more, some of which start other programs; and trying all of them on
@@ -261,6 +261,7 @@ def decode_intact(
         found: list[Broken] = []
         try:
             for piece in pieces:
+                next_piece()
                 found += piece.result()
                 work.done = min(work.done + size, len(encoded))
             return found

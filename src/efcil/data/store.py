@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from efcil import seeds
-from efcil.activity import doing
+from efcil.activity import doing_in_pieces, next_piece
 from efcil.data import tiers
 from efcil.data.augment import Augmentation, Draws, Normalisation
 from efcil.data.deferred import DeferredImages
@@ -129,6 +129,7 @@ class TaskImages:
 
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
+        next_piece()
         chosen = view.order[start:stop]
         draws = {name: value[start:stop] for name, value in view.draws.items()}
         kept, rows = self.images, chosen
@@ -173,7 +174,7 @@ class TaskImages:
 
     def augmented(self, purpose: str, index: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of one augmented view of all images, a weak one where training is strong."""
-        with doing("images", len(self)) as work:
+        with doing_in_pieces("images", len(self), self.chunk_size()) as work:
             for images, labels in self.rendered(self.view(purpose, index)):
                 yield images, labels
                 work.done += len(labels)
@@ -191,8 +192,9 @@ class TaskImages:
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of all images in stored order, without augmentation."""
         step = self.chunk_size()
-        with doing("images", len(self)) as work:
+        with doing_in_pieces("images", len(self), step) as work:
             for start in range(0, len(self), step):
+                next_piece()
                 work.done = start
                 stop = min(start + step, len(self))
                 pixels = self.images[start:stop].to(self.device)

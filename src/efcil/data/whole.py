@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efcil.activity import doing
+from efcil.activity import doing_in_pieces, next_piece
 from efcil.compiled import compiled
 from efcil.data import tiers
 from efcil.data.augment import PIXEL_VALUES, Augmentation, Draws, Normalisation
@@ -175,6 +175,7 @@ class WholeTaskImages(TaskImages):
 
     def render(self, view: View, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return network input and labels of the images from `start` to `stop` of a view."""
+        next_piece()
         chosen = view.order[start:stop]
         draws = {name: value[start:stop] for name, value in view.draws.items()}
         windows, flip = crop_windows(draws["box"], self.size), draws.get("flip")
@@ -189,15 +190,16 @@ class WholeTaskImages(TaskImages):
     def plain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (input, labels) pieces of the test views of all images in stored order."""
         step = self.chunk_size()
-        with doing("images", len(self)) as work:
+        with doing_in_pieces("images", len(self), step) as work:
             for start in range(0, len(self), step):
+                next_piece()
                 rows = torch.arange(start, min(start + step, len(self)), device=self.device)
                 gathering = self._gather(rows.cpu()) if self.apart else None
                 images, places = self._source(rows, gathering)
                 windows = self.images.test_windows(rows)
                 found = resampled(images, places, windows, None, self.normalisation, self.dtype)
-                work.done += len(rows)
                 yield found, self.labels[rows]
+                work.done += len(rows)
 
 
 def task_images(

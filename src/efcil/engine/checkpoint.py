@@ -320,14 +320,17 @@ def restore_training(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
 
 
 class TaskKeeper:
-    """Saves a checkpoint after so many steps or seconds, and when a stop is requested, which ends the run."""
+    """Saves a checkpoint after so many steps or seconds, and when a stop is requested, which ends the run.
+
+    `stopped` gets the position that is saved, None if nothing had to be.
+    """
 
     def __init__(
         self,
         folder: Path,
         facts: Callable[[Position], Mapping[str, Any]],
         stop: StopRequest,
-        stopped: Callable[[Position], BaseException],
+        stopped: Callable[[Position | None], BaseException],
         steps: int | None = None,
         seconds: float = INTERVAL,
     ) -> None:
@@ -338,6 +341,7 @@ class TaskKeeper:
         self.stopped = stopped
         self.steps = steps
         self.seconds = seconds
+        self._held: tuple[dict[str, Tensor], Position] | None = None
         self._start_over()
 
     def due(self) -> bool:
@@ -350,6 +354,10 @@ class TaskKeeper:
             return enough or (asked and ranks.anyone(self.stop.requested or time.monotonic() >= self._next))
         return enough or self.stop.requested or time.monotonic() >= self._next
 
+    def asked(self) -> bool:
+        """Return whether a stop was requested."""
+        return self.stop.agreed()
+
     def save(self, trainer: Trainer, position: Position) -> None:
         """Write the checkpoint (the first process does), and raise if a stop was requested."""
         if ranks.first():
@@ -357,6 +365,21 @@ class TaskKeeper:
         self._start_over()
         if self.stop.agreed():
             raise self.stopped(position)
+
+    def hold(self, trainer: Trainer, position: Position) -> None:
+        """Take the state after the last step; in memory, as hardly a run is stopped between there and its next task."""
+        self._held = taken(training_tensors(trainer)) if ranks.first() else {}, position
+
+    def stop_at_end(self) -> None:
+        """If a stop was requested, write the state after the last step, if any was taken, and raise."""
+        if not self.stop.agreed():
+            return
+        if self._held is None:
+            raise self.stopped(None)
+        tensors, position = self._held
+        if ranks.first():
+            write(self.folder, tensors, self.facts(position))
+        raise self.stopped(position)
 
     def _start_over(self) -> None:
         self._taken = 0

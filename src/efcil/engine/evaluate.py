@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efcil.activity import doing
+from efcil.activity import doing, doing_in_pieces, next_piece
 from efcil.core import classifiers
 from efcil.data.augment import Normalisation
 from efcil.data.deferred import DeferredImages
@@ -145,8 +145,9 @@ def evaluate(
     count = images.count(seen)
     predicted = torch.zeros(2, count, dtype=torch.int64, device=device)
     step = images.chunk_size()
-    with doing("testing images", count) as work:
+    with doing("testing"), doing_in_pieces("images", count, step) as work:
         for start in range(0, count, step):
+            next_piece()
             work.done = start
             stop = min(start + step, count)
             scores = answer(images.chunk(start, stop))[: stop - start]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from efcil import methods, ranks
-from efcil.activity import doing
+from efcil.activity import between_pieces, doing
 from efcil.data.store import TaskImages
 from efcil.engine import checkpoint
 from efcil.engine.checkpoint import Checkpoint, CheckpointError, Damaged, Forbidden, TaskKeeper
@@ -89,20 +90,26 @@ class Journal:
     facts: Callable[[], Mapping[str, Any]]
     accepts: Callable[[Mapping[str, Any]], bool]
     resumed: Callable[[Mapping[str, Any]], None]
-    stopped: Callable[[Position], Interrupted]
+    #: What is raised when a request to stop was obeyed; it gets the position that is saved, None if nothing had to be.
+    stopped: Callable[[Position | None], Interrupted]
     say: Callable[[str], None]
     #: Number of the task as people count: joint training learns all of them as one.
     task: int
     steps: int | None = None
     resumable: bool = True
 
+    @cached_property
     def keeper(self) -> TaskKeeper:
-        """Return the object that saves checkpoints while the task trains."""
+        """What saves checkpoints while the task trains, and keeps its state after the last step until the task ends."""
 
         def facts(position: Position) -> dict[str, Any]:
             return {**self.facts(), "position": dataclasses.asdict(position)}
 
         return TaskKeeper(self.folder, facts, self.stop, self.stopped, self.steps)
+
+    def ending(self) -> AbstractContextManager[None]:
+        """Let a request to stop end what is done after training, which a resumed task does again."""
+        return between_pieces(self.keeper.stop_at_end)
 
     def resume(self, trainer: Trainer) -> Position | None:
         """Restore the trainer from a checkpoint of this task and return its position; None if there is none."""
@@ -120,7 +127,7 @@ class Journal:
         except (CheckpointError, KeyError, TypeError) as error:
             self._start_over(error)
             return None
-        self.say(f"resuming task {self.task} in epoch {position.epoch + 1}, after step {position.step}")
+        self.say(f"resuming task {self.task} {position.place}")
         return position
 
     def _found(self) -> Checkpoint | None:
@@ -213,7 +220,7 @@ def learn_task(
     def train(trainer: Trainer) -> None:
         position = journal.resume(trainer) if journal is not None else None
         watch.begin(recipe.epochs if trainer.trains else 0, 0 if position is None else position.epoch)
-        trainer.run(position, watch.epoch, None if journal is None else journal.keeper())
+        trainer.run(position, watch.epoch, None if journal is None else journal.keeper)
 
     def train_first() -> State:
         with phase("train"):
@@ -227,7 +234,7 @@ def learn_task(
     else:
         with phase("train"):
             train(begin_later(method, task, data, recipe, blueprint.execution))
-    with phase("statistics"):
+    with phase("statistics"), nullcontext() if journal is None else journal.ending():
         end(method, task, data)
     if first and blueprint.method not in methods.bundled().values():
         refuse_unloadable(blueprint, method)

@@ -217,7 +217,7 @@ class Progress:
         with self._lock:
             self._task, self._epochs, self._trained, self._seconds = task, epochs, None, []
             self._later_epochs, self._later_tasks = later_epochs, later_tasks
-            if not epochs:
+            if done >= epochs:
                 self._trained = self._clock()
             if self._bars is not None and self._task_bar is not None and self._epoch_bar is not None:
                 self._bars.update(self._task_bar, completed=task, total=self.tasks, note="")

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from efcil.activity import Work, doing
+from efcil.activity import Work, between_pieces, doing
 from efcil.data.store import TaskImages
 from efcil.engine import contrast, mixed, rotated
 from efcil.engine.average import WeightAverage
@@ -34,11 +34,21 @@ TRAINING = "training"
 
 @dataclass
 class Position:
-    """The position in a task's training, and the sums of the loss terms in the current epoch."""
+    """The position in a task's training, and the sums of the loss terms in the current epoch.
+
+    `epoch` epochs are complete, and `step` steps of the next one; none of them once all are complete.
+    """
 
     epoch: int = 0
     step: int = 0
     sums: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Where this is, in words."""
+        if self.step:
+            return f"in epoch {self.epoch + 1}, after step {self.step}"
+        return f"after epoch {self.epoch}" if self.epoch else "before the first step"
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,16 @@ class Keeper(Protocol):
         """Return whether a checkpoint should be written now; called after every step."""
         ...
 
+    def asked(self) -> bool:
+        """Return whether a stop was requested: `save` raises then; called while steps are prepared."""
+        ...
+
     def save(self, trainer: Trainer, position: Position) -> None:
         """Write the checkpoint. May raise to stop the run."""
+        ...
+
+    def hold(self, trainer: Trainer, position: Position) -> None:
+        """Take the state after the last step, which changes when the task ends, to be saved if that is interrupted."""
         ...
 
 
@@ -108,7 +126,9 @@ class Trainer:
             return
         position = position or Position()
         each = self.feed.steps_per_epoch
-        with doing(TRAINING, self.recipe.epochs * each, position.epoch * each + position.step) as work:
+        done = position.epoch * each + position.step
+        # Only between two steps.
+        with between_pieces(None), doing(TRAINING, self.recipe.epochs * each, done) as work:
             self._run(position, on_epoch, keeper, work)
 
     def _run(
@@ -122,7 +142,8 @@ class Trainer:
             for start in self.feed.blocks():
                 if start + self.feed.block_steps <= done:
                     continue
-                steps = self.feed.load(epoch, start)
+                with between_pieces(self._stopping(Position(epoch, max(done, start)), reader, keeper)):
+                    steps = self.feed.load(epoch, start)  # takes long where a CPU asks frozen networks
                 self.optimiser.begin_block(epoch * self.feed.steps_per_epoch + start, steps, factor)
                 begin = max(done - start, 0)
                 self.optimiser.skip(begin)
@@ -149,12 +170,29 @@ class Trainer:
                 reader.collect(start, begin, steps)
             reader.end_epoch(self.recipe.learning_rate * factor)
         reader.finish()
+        if keeper is not None:
+            keeper.hold(self, Position(self.recipe.epochs))
         if self.average is not None:
             self.average.replace()
         self._refuse_broken(Position(self.recipe.epochs - 1, self.feed.steps_per_epoch))
         rotated.detach(self.learner)
         mixed.detach(self.learner)
         contrast.detach(self.learner)
+
+    def _stopping(self, now: Position, reader: _LossReader, keeper: Keeper | None) -> Callable[[], None] | None:
+        """Return what obeys a request to stop while the steps from `now` on are prepared.
+
+        A GPU prepares them in a moment, and on a second stream, which must not read what is trained.
+        """
+        if keeper is None or self.execution.device.type == "cuda":
+            return None
+
+        def stop() -> None:
+            if keeper.asked():
+                self._refuse_broken(now)
+                keeper.save(self, replace(now, sums=reader.partial_sums()))
+
+        return stop
 
     @torch.no_grad()
     def _refuse_broken(self, now: Position) -> None:

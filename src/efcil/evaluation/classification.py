@@ -7,6 +7,7 @@ What nothing was counted for is None (a number) or NaN (in an array), never 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,41 +43,85 @@ class Calibration:
     bins: tuple[Bin, ...]
 
 
-def confusion_matrix(labels: Any, answers: Any, classes: int) -> Integers:
-    """Return the numbers of images (classes, classes): rows are the true classes, columns the answers."""
-    truth, given = _checked(labels, classes), _checked(answers, classes)
-    if truth.shape != given.shape:
-        raise MetricsError(f"There are {len(truth)} labels but {len(given)} answers. Give one answer per label.")
-    return np.bincount(truth * classes + given, minlength=classes * classes).reshape(classes, classes)
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """How many images of which class were answered with which.
+
+    `pairs` (P, 3) has (true class, answer, images) of every pair that occurs, in order: of 10,000 classes, a matrix
+    would take 800 MB.
+    """
+
+    classes: int
+    pairs: Integers
+
+    @classmethod
+    def of(cls, labels: Any, answers: Any, classes: int) -> Confusion:
+        """Count the answers to images with these labels."""
+        truth, given = _checked(labels, classes), _checked(answers, classes)
+        if truth.shape != given.shape:
+            raise MetricsError(f"There are {len(truth)} labels but {len(given)} answers. Give one answer per label.")
+        cells, often = np.unique(truth * classes + given, return_counts=True)
+        return cls(classes, np.stack([cells // classes, cells % classes, often], axis=1))
+
+    @property
+    def images(self) -> Integers:
+        """The images of every class."""
+        return self._summed(self.pairs, 0)
+
+    @property
+    def answered(self) -> Integers:
+        """The images that are answered with each class."""
+        return self._summed(self.pairs, 1)
+
+    @property
+    def right(self) -> Integers:
+        """The images of every class that are answered rightly."""
+        return self._summed(self.pairs[self.pairs[:, 0] == self.pairs[:, 1]], 0)
+
+    def matrix(self, places: Sequence[int] | None = None) -> Integers:
+        """Return the numbers of images, of some classes or of all: rows are true classes, columns answers."""
+        chosen = np.arange(self.classes) if places is None else np.asarray(places, np.int64)
+        row = np.full(self.classes, -1)
+        row[chosen] = np.arange(len(chosen))
+        truth, answer = row[self.pairs[:, 0]], row[self.pairs[:, 1]]
+        both = (truth >= 0) & (answer >= 0)
+        found = np.zeros((len(chosen), len(chosen)), np.int64)
+        found[truth[both], answer[both]] = self.pairs[both, 2]
+        return found
+
+    def _summed(self, pairs: Integers, column: int) -> Integers:
+        found = np.zeros(self.classes, np.int64)
+        np.add.at(found, pairs[:, column], pairs[:, 2])
+        return found
 
 
-def accuracy(confusion: Integers) -> float | None:
+def accuracy(confusion: Confusion) -> float | None:
     """Return the share of right answers."""
-    total = int(confusion.sum())
-    return int(confusion.trace()) / total if total else None
+    total = int(confusion.images.sum())
+    return int(confusion.right.sum()) / total if total else None
 
 
-def recall(confusion: Integers) -> Floats:
+def recall(confusion: Confusion) -> Floats:
     """Return, per class, the share of its images that are answered rightly; NaN for a class without images."""
-    return _ratio(confusion.diagonal(), confusion.sum(axis=1))
+    return _ratio(confusion.right, confusion.images)
 
 
-def precision(confusion: Integers) -> Floats:
+def precision(confusion: Confusion) -> Floats:
     """Return, per class, the share of right answers among all that name it; NaN where no answer does."""
-    return _ratio(confusion.diagonal(), confusion.sum(axis=0))
+    return _ratio(confusion.right, confusion.answered)
 
 
-def f1(confusion: Integers) -> Floats:
+def f1(confusion: Confusion) -> Floats:
     """Return, per class, the harmonic mean of precision and recall; NaN for a class without images and answers."""
-    return _ratio(2 * confusion.diagonal(), confusion.sum(axis=0) + confusion.sum(axis=1))
+    return _ratio(2 * confusion.right, confusion.answered + confusion.images)
 
 
-def mean_over_present(values: Floats, confusion: Integers) -> float | None:
+def mean_over_present(values: Floats, confusion: Confusion) -> float | None:
     """Return the mean over the classes that have images, NaN counting as 0: each class counts once.
 
     Of the recall this is the balanced accuracy. A precision is NaN where a class that has images is never answered.
     """
-    present = confusion.sum(axis=1) > 0
+    present = confusion.images > 0
     return float(np.nan_to_num(values[present]).mean()) if present.any() else None
 
 
@@ -139,12 +184,10 @@ def auroc(known: Any, unknown: Any) -> float | None:
     return float(below.sum() / (2 * len(low) * len(high)))
 
 
-def most_confused(confusion: Integers) -> list[tuple[int, int, int]]:
+def most_confused(confusion: Confusion) -> list[tuple[int, int, int]]:
     """Return (true class, answer, images) of all wrong answers, most frequent first."""
-    wrong = confusion.copy()
-    np.fill_diagonal(wrong, 0)
-    pairs = [(int(truth), int(answer), int(wrong[truth, answer])) for truth, answer in np.argwhere(wrong)]
-    return sorted(pairs, key=lambda pair: -pair[2])
+    wrong = [(truth, answer, images) for truth, answer, images in confusion.pairs.tolist() if truth != answer]
+    return sorted(wrong, key=lambda pair: -pair[2])
 
 
 def number(value: float) -> float | None:

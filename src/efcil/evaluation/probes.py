@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from efcil.errors import printable
+from efcil.evaluation.classification import Confusion
 from efcil.output import cell, csv_line
 
 CLASSES, CONFUSION, SPECTRUM = "classes.csv", "confusion.csv", "spectrum.csv"
@@ -135,15 +136,16 @@ def read_classes(text: str) -> list[ClassCount]:
     return found
 
 
-def read_confusion(text: str, classes: int) -> np.ndarray:
-    """Return confusion.csv as a matrix of `classes` rows (true) and columns (predicted); wrong text: ValueError."""
-    matrix = np.zeros((classes, classes), dtype=np.int64)
+def read_confusion(text: str, classes: int) -> Confusion:
+    """Return what confusion.csv counts for so many classes; wrong text: ValueError."""
+    found: dict[tuple[int, int], int] = {}
     for row in _rows(CONFUSION, text):
         true, predicted, count = map(int, row)
         if not (0 <= true < classes and 0 <= predicted < classes and count > 0):
             raise ValueError("it counts a class that there is not, or less than one image")
-        matrix[true, predicted] = count
-    return matrix
+        found[true, predicted] = count
+    pairs = [(*pair, found[pair]) for pair in sorted(found)]
+    return Confusion(classes, np.array(pairs, np.int64).reshape(-1, 3))
 
 
 def read_spectrum(text: str) -> dict[int, np.ndarray]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from efcil.evaluation import classification
-from efcil.evaluation.classification import Calibration
+from efcil.evaluation.classification import Calibration, Confusion
 
 #: Of more classes, a confusion matrix is neither written nor drawn: it would have more cells than a screen has pixels,
 #: and most of them are zero. Pairs of classes are listed.
@@ -112,7 +113,7 @@ class Evaluation:
     calibration: Calibration | None
     classes: tuple[ClassResult, ...]
     tasks: tuple[TaskResult, ...]
-    confusion: np.ndarray  # (classes, classes) numbers of images: rows are true classes, columns answers
+    pairs: Confusion
     mistakes: tuple[Mistake, ...]  # all, most confident first
     unknown_classes: tuple[UnknownClass, ...]
     confidence_auroc: float | None  # of the answer's probability, known against unknown classes
@@ -125,9 +126,19 @@ class Evaluation:
         return [each for each in self.classes if each.images == 0]
 
     @property
+    def confusion(self) -> np.ndarray:
+        """Numbers of images (classes, classes): rows are true classes, columns answers. Made from `pairs`."""
+        return self.pairs.matrix()
+
+    @cached_property
     def confusions(self) -> list[tuple[int, int, int]]:
         """(True class, answer, images) of all wrong answers, most frequent first."""
-        return classification.most_confused(self.confusion)
+        return classification.most_confused(self.pairs)
+
+    @cached_property
+    def taken_for(self) -> dict[int, tuple[str, int]]:
+        """True class -> name of the class that its images are most often taken for, and how many of them are."""
+        return {truth: (self.classes[answer].name, images) for truth, answer, images in reversed(self.confusions)}
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON; classes are named by their labels."""

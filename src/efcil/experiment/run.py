@@ -8,7 +8,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 import efcil
 from efcil import ranks
-from efcil.activity import doing
+from efcil.activity import between_pieces, doing
 from efcil.core import classifiers
 from efcil.core.feature_matrix import spectrum
 from efcil.data import domains
@@ -69,10 +69,10 @@ def run_one(
 ) -> Path:
     """Train or resume one run and return its folder; a finished run is not changed.
 
-    On SIGINT or SIGTERM the current step ends, a checkpoint is saved, and `Interrupted` is raised. Checkpoints are also
-    saved at the end of every task, every five minutes, and every `checkpoint_steps` steps if that is given; saving does
-    not change the result. `fingerprint` is that of the dataset, if the caller already knows it. `log` names trackers
-    (tensorboard, wandb, mlflow) that the run is logged to.
+    On SIGINT or SIGTERM the current step or piece of images ends, a checkpoint is saved, and `Interrupted` is raised.
+    Checkpoints are also saved at the end of every task, every five minutes, and every `checkpoint_steps` steps if that
+    is given; saving does not change the result. `fingerprint` is that of the dataset, if the caller already knows it.
+    `log` names trackers (tensorboard, wandb, mlflow) that the run is logged to.
     """
     output = Path(output)
     folder = locate(output, settings)
@@ -190,7 +190,7 @@ class Run:
                 hardware.refuse_broken_products(plan.execution)
             with doing("loading what an earlier attempt has saved"):
                 self.state = state.restore(plan, self.clock, self.progress.say)
-            with doing(f"copying the test images to {plan.execution.device}"):
+            with doing(f"copying the test images to {plan.execution.device}"), self._alone():
                 test = plan.test_images()
         with doing("starting the trackers"):
             self.tracking.begin(plan.folder.read_metrics())
@@ -212,7 +212,8 @@ class Run:
         for index in range(done, plan.tasks):
             if plan.is_measured(index):
                 self.stop_if_asked()
-                self._run_task(index, test, resumable)
+                with between_pieces(self.stop_if_asked):
+                    self._run_task(index, test, resumable)
                 resumable = False
         with doing("saving the last task"):
             self.saving.wait()
@@ -225,28 +226,30 @@ class Run:
         """Learn a task, test it, and save the state of the run."""
         plan, before = self.plan, self.clock.report()
         self.progress.enter_task(index)
-        with self.clock.phase("start_up"), doing("preparing the images of the task"):
+        with self.clock.phase("start_up"), doing("preparing the images of the task"), self._alone():
             task = plan.task(index)
             data = plan.images(task, self.ahead)
         self._say_where(index, data)
         self._prefetch(index, data)
         learning = _TaskUnderWay(self, index)
+        journal = learning.journal(resumable)
         self.state.method = learn_task(
             plan.blueprint,
             None if plan.from_scratch(index) else self.state.method,
             task,
             data,
             plan.recipe(index),
-            journal=learning.journal(resumable),
+            journal=journal,
             watch=learning.watch(),
             clock=self.clock,
             share=learning.share if plan.from_scratch(index) else None,
         )
         del data
-        with self.clock.phase("evaluation"):
+        with self.clock.phase("evaluation"), journal.ending():
             classifier, views = plan.settings.classifier, plan.settings.test_views
             answers = evaluate(self.state.method, test, plan.scenario, index, classifier, views)
             others = self._other_classifiers(index, test)
+        del journal  # with the state after training
         self.state.agnostic[index, : index + 1] = answers.agnostic
         self.state.aware[index, : index + 1] = answers.aware
         after = self.clock.report()
@@ -311,7 +314,12 @@ class Run:
         """Raise `Interrupted` if a stop was asked for, once the last task is saved."""
         if self.stop.agreed():
             self.saving.wait()
-            raise self.interrupted(f"Stopped after task {self.state.completed}.")
+            done = self.state.completed
+            raise self.interrupted(f"Stopped after task {done}." if done else "Stopped before the end of task 1.")
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Let a request to stop end what every process does for itself, in pieces that may differ from the others'."""
+        return between_pieces(None if ranks.several() else self.stop_if_asked)
 
     def interrupted(self, what: str) -> Interrupted:
         """Return the error to raise: it says what was stopped, and the exact command to resume with."""
@@ -366,8 +374,12 @@ class _TaskUnderWay:
         """Return where checkpoints within the task are saved, and how the task resumes from them."""
         run, plan = self.run, self.run.plan
 
-        def stopped(now: Position) -> Interrupted:
-            place = f"in task {self.index + 1}, epoch {now.epoch + 1}, after step {now.step}"
+        def stopped(now: Position | None) -> Interrupted:
+            if now is None:
+                return run.interrupted(
+                    f"Stopped at the end of task {self.index + 1}, of which nothing had to be saved."
+                )
+            place = f"in task {self.index + 1}, {now.place.removeprefix('in ')}"
             return run.interrupted(f"Stopped {place}; that state is saved in {plan.folder.partial}.")
 
         return Journal(

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from efcil import methods, seeds
+from efcil.activity import next_piece
 from efcil.core import gaussians
 from efcil.core.heads import fit_to_gaussians
 from efcil.engine import checkpoint
-from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.methods.base import Method
 from efcil.model.card import ModelError, Visit, made_with, now
 from efcil.model.in_memory import Model
@@ -24,14 +24,13 @@ def learn_more(
     model: Model,
     pixels: np.ndarray,
     labels: Sequence[Hashable],
-    stop: StopRequest | None = None,
     measure: bool = True,
     repeats: np.ndarray | None = None,
 ) -> None:
     """Blend the new images into their classes' Gaussians, then fit heads, if they decide, to those of all classes.
 
-    The backbone does not change: nothing drifts, so no other class can be forgotten through it. A request to stop takes
-    effect after any batch or epoch, and leaves the model unchanged. With `measure`, the images are classified before
+    The backbone does not change: nothing drifts, so no other class can be forgotten through it. What `next_piece`
+    raises, between batches and epochs, leaves the model unchanged. With `measure`, the images are classified before
     they are learned from.
     """
     card, method = model.card, model.twin()
@@ -47,17 +46,12 @@ def learn_more(
     numbers = np.array([place[label] for label in labels], np.int64)
     measured = measure_before(model, pixels, numbers) if measure else None
     data = model.task_images(pixels, numbers, f"more{len(card.visits)}", repeats=repeats)
-
-    def features_of(images: torch.Tensor) -> torch.Tensor:
-        _stop_if_asked(stop)
-        return method.embed(images)
-
-    features, where = gaussians.collect(features_of, method.measured_views(data))
+    features, where = gaussians.collect(method.embed, method.measured_views(data))
     method.memory.blend(features, where, [each.images for each in card.classes])
     if method.about.decides_by_heads:
-        refit_heads(model, method, stop)
+        refit_heads(model, method)
     method.restored()
-    _stop_if_asked(stop)
+    next_piece()
     fresh = np.bincount(numbers, minlength=len(card.classes)).tolist()
     date = now()
     model.adopt(method)
@@ -70,22 +64,14 @@ def learn_more(
     )
 
 
-def refit_heads(model: Model, method: Method, stop: StopRequest | None = None) -> None:
+def refit_heads(model: Model, method: Method) -> None:
     """Train all heads of a method of this model on samples of the classes' Gaussians."""
     # Equally many of each: the number of training images of a class does not say how frequent the class is in use.
     card, statistics = model.card, method.memory.statistics()
 
     def generator(epoch: int) -> torch.Generator:
-        _stop_if_asked(stop)
         return seeds.generator(model.execution.device, card.settings.seed, "more", len(card.visits), epoch)
 
     heads = method.network.head_weight()
     scale = method.network.cosine_scale
     method.replace_heads(fit_to_gaussians(heads, statistics.means, *statistics.spread(), generator, scale=scale))
-
-
-def _stop_if_asked(stop: StopRequest | None) -> None:
-    if stop is not None and stop.requested:
-        raise Interrupted(
-            "Stopped. The model is unchanged, without these images. Run the same command again to blend them in."
-        )

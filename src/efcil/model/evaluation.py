@@ -19,6 +19,7 @@ import numpy as np
 from efcil.data.decode import Encoded, decode_image
 from efcil.errors import DataError, some
 from efcil.evaluation import classification
+from efcil.evaluation.classification import Confusion
 from efcil.evaluation.result import (
     TOP,
     ClassResult,
@@ -236,7 +237,7 @@ def _result(
     learned = model.card.classes
     known, strange = answers.among(answers.truths >= 0), answers.among(answers.truths < 0)
     right = known.answers == known.truths
-    confusion = classification.confusion_matrix(known.truths, known.answers, len(learned))
+    confusion = Confusion.of(known.truths, known.answers, len(learned))
     recall, correct, images = classification.recall(confusion), int(right.sum()), len(right)
     return Evaluation(
         model="",
@@ -251,7 +252,7 @@ def _result(
         calibration=classification.calibration(known.confidences, right),
         classes=_classes(learned, confusion),
         tasks=_tasks(learned, confusion),
-        confusion=confusion,
+        pairs=confusion,
         mistakes=_mistakes(known, name),
         unknown_classes=_unknown_classes(model, labels, strange, unknown),
         confidence_auroc=classification.auroc(known.confidences, strange.confidences),
@@ -260,11 +261,11 @@ def _result(
     )
 
 
-def _classes(learned: Sequence[LearnedClass], confusion: np.ndarray) -> tuple[ClassResult, ...]:
+def _classes(learned: Sequence[LearnedClass], confusion: Confusion) -> tuple[ClassResult, ...]:
     precision, recall, f1 = (
         function(confusion) for function in (classification.precision, classification.recall, classification.f1)
     )
-    images, answered, correct = confusion.sum(axis=1), confusion.sum(axis=0), confusion.diagonal()
+    images, answered, correct = confusion.images, confusion.answered, confusion.right
     return tuple(
         ClassResult(
             name=str(each.label),
@@ -282,9 +283,9 @@ def _classes(learned: Sequence[LearnedClass], confusion: np.ndarray) -> tuple[Cl
     )
 
 
-def _tasks(learned: Sequence[LearnedClass], confusion: np.ndarray) -> tuple[TaskResult, ...]:
+def _tasks(learned: Sequence[LearnedClass], confusion: Confusion) -> tuple[TaskResult, ...]:
     of = np.array([each.task for each in learned])
-    images, correct = confusion.sum(axis=1), confusion.diagonal()
+    images, correct = confusion.images, confusion.right
     found = []
     for task in sorted(set(of.tolist())):
         own = of == task

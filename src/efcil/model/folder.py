@@ -23,7 +23,7 @@ from efcil import methods
 from efcil.engine import checkpoint
 from efcil.engine.checkpoint import CheckpointError, Damaged
 from efcil.engine.lifecycle import Blueprint
-from efcil.engine.trainer import Execution
+from efcil.engine.trainer import Execution, Position
 from efcil.errors import EfcilError, some
 from efcil.files import is_lock
 from efcil.methods.base import Method
@@ -203,10 +203,11 @@ def _begun(folder: Path) -> str:
     """Return, in words, which classes an unfinished first task learns, and how far it is."""
     try:
         facts = checkpoint.facts_of(folder / PARTIAL)
-        names, epoch = [str(name) for name in facts["task"]["classes"]], int(facts["position"]["epoch"])
+        names, now = [str(name) for name in facts["task"]["classes"]], facts["position"]
+        place = Position(int(now["epoch"]), int(now["step"])).place
     except (EfcilError, KeyError, TypeError, ValueError):
         return ""  # resuming says what is wrong with it
-    return f" ({some(names)}; stopped in epoch {epoch + 1})"
+    return f" ({some(names)}; stopped {place})"
 
 
 def _check_header(file: Path, card: Card, method: Method) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from efcil import methods
-from efcil.activity import doing
+from efcil.activity import doing_in_pieces, next_piece
 from efcil.core import calibration, classifiers, typicality
 from efcil.core.typicality import Spread
 from efcil.data.augment import Normalisation, make_augmentation
@@ -329,8 +329,9 @@ class Model:
     def by_pieces(self, pixels: np.ndarray, function: Callable[[Tensor], Tensor]) -> np.ndarray:
         """Apply a function of network input to uint8 images, batch by batch."""
         results = []
-        with doing("images", len(pixels)) as work:
+        with doing_in_pieces("images", len(pixels), self.piece) as work:
             for start in range(0, len(pixels), self.piece):
+                next_piece()
                 work.done = start
                 part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + self.piece]))
                 images = part.to(self.execution.device).permute(0, 3, 1, 2)

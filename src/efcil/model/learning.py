@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,8 @@ def learn(
     model.settle()
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if more:
-            stop = None if keep is None else keep.stop
             with doing("blending the images in"):
-                learn_more(model, pixels, labels, stop, measure=held_out != 0.0, repeats=repeats)
+                learn_more(model, pixels, labels, measure=held_out != 0.0, repeats=repeats)
         else:
             _learn_task(model, pixels, labels, given, held_out, progress, keep, repeats, log)
         model.settle()
@@ -200,6 +200,11 @@ def refuse_lost(folder: Path) -> None:
         )
 
 
+def stopped_unchanged(again: str = "the same command again") -> Interrupted:
+    """Return what is raised when a visit was stopped and nothing of it had to be saved."""
+    return Interrupted(f"Stopped. The model is unchanged, without these images. To learn them, run {again}.")
+
+
 # -- a task of new classes -------------------------------------------------------------------------------------------
 
 
@@ -223,16 +228,14 @@ def _learn_task(
     origin = _Origin(model, new, pixels, labels, held_out, keep, repeats)
     task = Task(index, first_class, len(new), card.settings.seed, recipe.batch_size)
     measuring = Measuring(model, chosen, task, repeats)
-    learner = learn_task(
-        measuring.blueprint,
-        measuring.beginner(),
-        task,
-        model.task_images(pixels, numbers, f"task{index}", chosen.learned, repeats),
-        recipe,
-        journal=None if keep is None else origin.journal(keep),
-        watch=_watch(card, progress, log),
-    )
-    outcome = measuring.outcome(pixels, numbers, learner)
+    beginner = measuring.beginner()
+    data = model.task_images(pixels, numbers, f"task{index}", chosen.learned, repeats)
+    journal = None if keep is None else origin.journal(keep)  # last: it may discard an unfinished task
+    watch = _watch(card, progress, log)
+    learner = learn_task(measuring.blueprint, beginner, task, data, recipe, journal=journal, watch=watch)
+    del data, beginner
+    with nullcontext() if journal is None else journal.ending():
+        outcome = measuring.outcome(pixels, numbers, learner)
     date = now()
     counts = np.bincount(numbers[chosen.learned] - first_class, minlength=len(new))
     learned = tuple(
@@ -319,10 +322,11 @@ class _Origin:
         if keep.discard:
             checkpoint.remove(keep.folder)
 
-        def stopped(position: Position) -> Interrupted:
+        def stopped(position: Position | None) -> Interrupted:
+            if position is None:
+                return stopped_unchanged(same)
             return Interrupted(
-                f"Stopped in epoch {position.epoch + 1}, after step {position.step}; that state is saved in "
-                f"{keep.folder}. To resume, run {same}."
+                f"Stopped {position.place}; that state is saved in {keep.folder}. To resume, run {same}."
             )
 
         return Journal(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from efcil import methods
-from efcil.activity import doing
+from efcil.activity import between_pieces, doing
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.progress import Progress
@@ -29,6 +29,7 @@ from efcil.model.learning import (
     refuse_classes,
     refuse_lookalikes,
     refuse_lost,
+    stopped_unchanged,
     unfinished_task,
 )
 from efcil.model.visit_log import VisitLog
@@ -70,7 +71,7 @@ def teach(
     """
     model_folder.refuse_run(folder)
     words = (_STOPPING_MORE, _STOPPED_MORE) if more else ()
-    with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop:
+    with _made_for_use(folder), locked(folder / ".lock"), StopRequest(*words) as stop, _stoppable(stop):
         refuse_lost(folder)
         with reporter(1, quiet=quiet) as progress:
             with doing("opening the model"):
@@ -103,6 +104,16 @@ def teach(
             checkpoint.remove(folder / model_folder.PARTIAL)
             readme.renew(folder, before, model.card)
     return model
+
+
+def _stoppable(stop: StopRequest) -> contextlib.AbstractContextManager[None]:
+    """Let a request to stop end what leaves the model as it is: all but training."""
+
+    def check() -> None:
+        if stop.requested:
+            raise stopped_unchanged()
+
+    return between_pieces(check)
 
 
 def _say_how_long(model: Model, pixels: np.ndarray, more: bool, progress: Progress) -> None:

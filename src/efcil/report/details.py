@@ -142,19 +142,19 @@ class Details:
         names: list[list[str]] = []
         pairs: dict[tuple[str, str], int] = {}
         for run, summary in zip(self.row.runs, self.summaries, strict=True):
-            counts = quietly(run.confusion, None)
+            counts = quietly(run.confusion_pairs, None)
             known = summary.get("class_names")
-            if counts is None or not isinstance(known, list) or len(known) != len(counts):
+            if counts is None or not isinstance(known, list) or len(known) != counts.classes:
                 continue
-            found.append(np.asarray(counts, dtype=float) if len(counts) <= MOST_IN_FULL else np.zeros((0, 0)))
+            found.append(counts.matrix().astype(float) if counts.classes <= MOST_IN_FULL else np.zeros((0, 0)))
             names.append([str(name) for name in known])
             shared = summary.get("answers")
             answers = shared if isinstance(shared, list) and len(shared) == len(known) else range(len(known))
-            for true, answer in np.argwhere(counts).tolist():
+            for true, answer, images in counts.pairs.tolist():
                 if answers[true] == answers[answer]:
                     continue
                 pair = (names[-1][true], names[-1][answer])
-                pairs[pair] = pairs.get(pair, 0) + int(counts[true, answer])
+                pairs[pair] = pairs.get(pair, 0) + images
         if not found or len({each.shape for each in found}) > 1:
             return None
         total = np.sum(found, axis=0)

@@ -113,10 +113,10 @@ def _per_class(found: Evaluation) -> list[str]:
 
 def wrong_answer(found: Evaluation, place: int) -> list[str]:
     """Return the class that images of the class at `place` are most often taken for, and how many; or nothing."""
-    row = found.confusion[place].copy()
-    row[place] = 0
-    answer = int(row.argmax())
-    return [short(found.classes[answer].name), f"({int(row[answer])})"] if row[answer] else []
+    if place not in found.taken_for:
+        return []
+    name, images = found.taken_for[place]
+    return [short(name), f"({images})"]
 
 
 def _in_matrix(found: Evaluation) -> list[int]:
@@ -128,12 +128,13 @@ def _matrix(found: Evaluation) -> list[str]:
     places = _in_matrix(found)
     if not 2 <= len(places) <= MOST_IN_MATRIX:
         return []
-    width = max(3, len(str(found.confusion.max())) + 1)
+    matrix = found.pairs.matrix(places)
+    width = max(3, len(str(matrix.max())) + 1)
     name = max(_width(short(found.classes[place].name)) for place in places)
     lines = ["confusion matrix: a row per true class, a column per answer"]
     lines.append(" " * (name + 4) + "".join(f"{number:>{width}}" for number in range(1, len(places) + 1)))
-    for number, place in enumerate(places, 1):
-        cells = "".join(f"{found.confusion[place, other] or '.':>{width}}" for other in places)
+    for number, (place, row) in enumerate(zip(places, matrix.tolist(), strict=True), 1):
+        cells = "".join(f"{images or '.':>{width}}" for images in row)
         lines.append(f"{number:>2}  {_padded(short(found.classes[place].name), name)}{cells}")
     return lines
 
@@ -193,13 +194,10 @@ def csv(found: Evaluation) -> str:
     """Return a line per class, first those of the model; text that starts like a formula gets an apostrophe."""
     lines = [output.csv_line(COLUMNS)]
     for place, each in enumerate(found.classes):
-        row = found.confusion[place].copy()
-        row[place] = 0
-        wrong = (found.classes[int(row.argmax())].name, int(row.max())) if row.any() else ("", "")
         low, high = each.interval or (None, None)
         shares = [_digits(value) for value in (each.precision, each.recall, low, high, each.f1)]
         counts = (each.task, each.images, each.answered, each.correct)
-        lines.append(output.csv_line((each.name, "yes", *counts, *shares, "", *wrong)))
+        lines.append(output.csv_line((each.name, "yes", *counts, *shares, "", *found.taken_for.get(place, ("", "")))))
     for unknown in found.unknown_classes:
         answer = [(found.classes[place].name, str(count)) for place, count in unknown.answers[:1]] or [("", "")]
         recognised = "" if unknown.recognised is None else unknown.recognised

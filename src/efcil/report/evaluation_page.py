@@ -221,9 +221,7 @@ def _classes(found: Evaluation) -> str:
 
 def _class(found: Evaluation, place: int, each: ClassResult, tasks: bool) -> str:
     low, high = each.interval or (0.0, 1.0)
-    row = found.confusion[place].copy()
-    row[place] = 0
-    wrong = f"{escape(found.classes[int(row.argmax())].name)} ({int(row.max())})" if row.any() else ""
+    wrong = "{} ({})".format(*map(escape, found.taken_for[place])) if place in found.taken_for else ""
     return (
         f'<tr><td class="name">{escape(each.name)}</td>'
         + (f"<td>{each.task}</td>" if tasks else "")
@@ -277,16 +275,16 @@ def _confusions(found: Evaluation) -> str:
 def _table(found: Evaluation, places: Sequence[int]) -> str:
     head = "".join(f'<th title="{escape(found.classes[p].name)}">{n}</th>' for n, p in enumerate(places, 1))
     lines = []
-    for number, place in enumerate(places, 1):
+    for number, (place, row) in enumerate(zip(places, found.pairs.matrix(places).tolist(), strict=True), 1):
         name, total = escape(found.classes[place].name), max(1, found.classes[place].images)
         cells = "".join(
             _cell(
-                int(found.confusion[place, other]),
+                images,
                 total,
                 place == other,
                 f"{name} as {escape(found.classes[other].name)}",
             )
-            for other in places
+            for other, images in zip(places, row, strict=True)
         )
         lines.append(f'<tr><th title="{name}">{number} {name}</th>{cells}</tr>')
     return (
@@ -304,7 +302,7 @@ def _cell(images: int, total: int, right: bool, title: str) -> str:
 
 
 def _picture(found: Evaluation, places: Sequence[int]) -> str:
-    matrix = found.confusion[np.ix_(places, places)].astype(np.float64)
+    matrix = found.pairs.matrix(places).astype(np.float64)
     shares = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
     # Square roots: among hundreds of classes, a few percent of one class taken for another should be seen.
     depth = np.sqrt(shares)

@@ -126,9 +126,15 @@ class _Keeper:
         self.left -= 1
         return self.left == 0
 
+    def asked(self) -> bool:
+        return False
+
     def save(self, trainer: Trainer, position: Position) -> None:
         self.tensors, self.position = clone(training_tensors(trainer)), position
         raise _Stop
+
+    def hold(self, trainer: Trainer, position: Position) -> None:
+        pass
 
 
 def resumed(stream: Stream, method: Method, twin: Method, index: int, steps: int, recipe: Recipe = SHORT) -> Method:
