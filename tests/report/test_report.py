@@ -200,6 +200,15 @@ def test_rows_that_ask_for_other_images_have_other_images(tmp_path: Path) -> Non
     assert "different images" not in render(table(find_runs([tmp_path])))
 
 
+def test_class_orders_of_each_seed_are_not_called_those_of_the_first(tmp_path: Path) -> None:
+    for values in ({"seed": 0}, {"seed": 1}, {"seed": 0, "class_seed": 0}, {"seed": 0, "class_order": "natural"}):
+        settings = Settings(method="efc", dataset="digits", scenario="cs5", **values)  # type: ignore[arg-type]
+        write_run(tmp_path, "digits", "cs5", label(settings), settings.seed, identity=identity(settings))
+    lines = render(table(find_runs([tmp_path])), "csv", ["A_step"]).splitlines()
+    found = {line["method"]: line["set class_seed"] for line in csv.DictReader(lines)}
+    assert found == {"efc": "the seed", "efc+class_seed=0": "0", "efc+class_order=natural": ""}
+
+
 def test_names_of_any_kind_stay_in_their_cells(tmp_path: Path) -> None:
     """Labels and folders may be called anything, and a table is still a table."""
     write_run(tmp_path, "cifar100", "cs10", "a\\|b<i>", 0)

@@ -139,6 +139,8 @@ def value_of(row: Row, name: str) -> str:
         return value if first.get(name) == later[name] else f"{value} (first task {_said(first.get(name))})"
     if name == "first_task_epochs":
         return _said(first.get("epochs"))
+    if name == "class_seed":  # that of the first run is not that of the other seeds
+        return "the seed" if settings.get("class_order") == "efc" else ""
     if name == "classifier" and settings:
         return _said(settings.get(name, "own"))
     if name == "test_views" and settings:
