@@ -14,6 +14,7 @@ from efcil.errors import SettingsError
 from efcil.presets import presets
 from efcil.report.paper import published
 from efcil.resolution import resolve
+from efcil.resolution.unused import refuse_unused
 from efcil.studies.study import parse
 
 MINIMAL = {
@@ -35,7 +36,7 @@ def test_studies_of_the_paper_are_valid(name: str) -> None:
     cells = study.cells()
     assert len({(cell.dataset, cell.scenario, cell.label) for cell in cells}) == len(cells), "a run is listed twice"
     for cell in cells:
-        resolve(cell.settings)  # every setting exists
+        refuse_unused([cell.settings], cell.settings.overrides)  # every setting exists, and has an effect
         fast = study.cells([cell.dataset], [cell.scenario], [cell.variant.name], fast=True)
         assert all(each.label != cell.label for each in fast), "a short schedule has a folder of its own"
 

@@ -200,7 +200,7 @@ class _Command:
         pairs = settings_of(self.chosen, self.seeds)
         known = known_numbers(pairs, self.measured, measures_of(self.study))
         if not self.arguments.no_training:
-            _refuse_mistakes([settings for number, (_, settings) in enumerate(pairs) if number not in known])
+            _refuse_mistakes([settings for number, (_, settings) in enumerate(pairs) if number not in known], self.fast)
         return plan_runs([settings for _, settings in pairs], self.output, Times(self.output, hardware.name), known)
 
     def show(self, runs: Sequence[Planned]) -> None:
@@ -243,10 +243,15 @@ def _is_there(path: Path) -> bool:
     return RunFolder(path).summary_file.exists()
 
 
-def _refuse_mistakes(settings: Sequence[Settings]) -> None:
-    """Refuse settings that no run can have, before the plan is printed; all mistakes are named, each once."""
+def _refuse_mistakes(settings: Sequence[Settings], fast: bool) -> None:
+    """Refuse settings that no run can have, before the plan is printed; all mistakes are named, each once.
+
+    Settings without effect are mistakes, too: the row would be another one under a name of its own. A short schedule
+    may leave milestones without effect.
+    """
     from efcil.data.sources import sources
     from efcil.resolution import validate
+    from efcil.resolution.unused import refuse_unused
 
     found = Mistakes()
     for each in settings:
@@ -254,6 +259,7 @@ def _refuse_mistakes(settings: Sequence[Settings]) -> None:
         if each.dataset in sources():
             with found.caught():
                 validate(each)
+                refuse_unused([each], () if fast else each.overrides)
     found.refuse("; nothing has been trained")
 
 

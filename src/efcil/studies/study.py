@@ -114,7 +114,7 @@ class Study:
         longer = {
             name
             for name, value in variant.overrides.items()
-            if name.endswith(".epochs") and isinstance(value, int) and value >= most
+            if name.endswith(".epochs") and isinstance(value, int | float) and value >= most
         }
         first = self.settings.get("first_task_epochs")
         return {
