@@ -84,7 +84,7 @@ def test_what_is_made_is_written_and_what_lacks_is_named(
     assert (by_name["fetril"]["seeds"], by_name["fetril"]["agrees"]) == ("0", "no")
     assert main(["paper", str(study), "--output", str(made), "--no-training"]) == 0
     text = capsys.readouterr().out
-    assert "4 runs: 2 done, 2 to train." in text
+    assert "to train" not in text
     assert "digits cs5: fecam (seed 1), fetril (seed 1)" in text
     assert not (made / "digits/cs5/fetril+epochs=2/seed1").exists()
 
@@ -250,6 +250,7 @@ def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
         ("paper table1 --seeds 4-0", "--seeds takes numbers and ranges"),
         ("paper table1 --dataset cifar100 tiny-imagenet --data x", "--data names one place"),
         ("paper table1 --results nowhere --dry-run", "nowhere is not a folder"),
+        ("paper table1 --no-training --dry-run", "Leave out one of them"),
     ):
         assert main(command.split()) == 2
         assert words in capsys.readouterr().err

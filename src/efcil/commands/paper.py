@@ -75,6 +75,10 @@ def execute(arguments: argparse.Namespace) -> int:
     if not arguments.study:
         print(_listing())
         return 0
+    if arguments.dry_run and arguments.no_training:
+        raise SettingsError(
+            "--dry-run prints what would be trained, --no-training the result of what there is. Leave out one of them."
+        )
     log, engine = trackers(arguments), chosen(arguments)
     names = studies.names() if arguments.study == [ALL] else list(dict.fromkeys(arguments.study))
     found = [studies.load(name) for name in names]
@@ -106,7 +110,7 @@ def _make(
     hardware = Hardware.here()
     plans = [command.plan(hardware) for command in commands]
     runs = _each_once(plans)
-    if not arguments.quiet or arguments.dry_run:
+    if arguments.dry_run or not (arguments.quiet or arguments.no_training):
         for command, plan in zip(commands, plans, strict=True):
             command.show(plan)
         print(filled(summed_up(runs, arguments.output, hardware, arguments.jobs_per_gpu)) + "\n")
@@ -210,7 +214,7 @@ class _Command:
 
         print(titled(self.study, self.fast))
         shown = runs if self.arguments.dry_run else [run for run in runs if run.wanted]
-        if shown and not self.arguments.no_training:
+        if shown:
             print(listed(shown))
 
     def conclude(self) -> BaseException | None:
