@@ -197,6 +197,7 @@ def test_rows_that_are_not_made_alike_are_named(tmp_path: Path, format: str) -> 
 def test_rows_that_ask_for_other_images_have_other_images(tmp_path: Path) -> None:
     write_run(tmp_path, "folder", "cs5", "efc", 0, data="a" * 16)
     write_run(tmp_path, "folder", "cs5", "efc+images_per_class=5", 0, data="b" * 16)
+    write_run(tmp_path, "folder", "cs5", "efc+data=elsewhere", 0, data="c" * 16)
     assert "different images" not in render(table(find_runs([tmp_path])))
 
 

@@ -25,7 +25,7 @@ UPPER_BOUNDS = ("joint",)
 RANKED = {"A_step": True, "A_inc": True, "task_mean": True, "forgetting": False, "task_aware_A_step": True}
 
 #: Settings that choose images: rows that differ in one of these differ in their images, too.
-_OF_IMAGES = ("image_size", "images_per_class", "class_list", "stored_side", "columns", "splits", "input_size")
+_OF_IMAGES = ("data", "image_size", "images_per_class", "class_list", "stored_side", "columns", "splits")
 
 
 @dataclass(frozen=True)
