@@ -402,6 +402,13 @@ class TestMistakes:
         assert line.startswith("efcil: Unknown setting of later 'lr'.")
         assert line.endswith("(Nothing has been trained.)")
 
+    def test_the_stage_of_a_value_is_named(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        _, *lines = self.named("run --set first_task.epochs=-1 later.learning_rate=fast", capsys)
+        assert [line.partition(" must")[0] for line in lines] == [
+            "- Setting 'first_task.epochs'",
+            "- Setting 'later.learning_rate'",
+        ]
+
     @pytest.mark.parametrize("value", ["--tasks x --scenario custom", "--first-task-classes x --tasks 3"])
     def test_what_follows_from_a_mistake_is_none(
         self, trained: Recorder, capsys: pytest.CaptureFixture[str], value: str

@@ -54,6 +54,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(path), f"{page.name} links to #{anchor}, which {path.name} does not have"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_programs_of_the_repository_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"\b(?:benchmarks|tests|tools)/[a-z_/]+\.py\b", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).is_file(), f"{page.name} names {name}, which does not exist"
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     reached, waiting = set(), [DOCS / "index.md"]
     while waiting:

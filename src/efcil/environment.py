@@ -86,7 +86,9 @@ def _launcher(program: str) -> list[str]:
     if "TORCHELASTIC_RUN_ID" not in os.environ or size == "1" or not (size.isdecimal() and local.isdecimal()):
         return []
     machines = [] if size == local else ["--nnodes", str(int(size) // int(local))]
-    return [LAUNCHER, *machines, "--nproc-per-node", local, *(["-m"] if program == "efcil" else [])]
+    # Without a -- before the program, torchrun takes --log for a short form of two of its own options.
+    end = ["--"] if any(word.partition("=")[0] == "--log" for word in sys.argv) else []
+    return [LAUNCHER, *machines, "--nproc-per-node", local, *(["-m"] if program == "efcil" else []), *end]
 
 
 def source_commit(file: Path) -> tuple[str | None, bool | None]:

@@ -20,6 +20,7 @@ from efcil.methods import get
 from efcil.methods.base import Method, Piece
 from efcil.methods.cedar import Cedar
 from efcil.presets import load_preset
+from efcil.resolution.unused import refuse_unused
 from efcil.testing import on_trial
 from efcil.testing.stream import blueprint
 from efcil.testing.trial import LAST, resumed
@@ -237,8 +238,12 @@ def test_learns_where_all_old_classes_were_forgotten() -> None:
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
 def test_studies_of_the_research_log_can_be_planned(file: Path) -> None:
     study = studies.load(str(file))
-    cells = study.cells(["cifar100"])
-    assert len({(cell.scenario, cell.label) for cell in cells}) == len(cells), "Two rows are the same run."
+    cells = study.cells()
+    assert len({(cell.dataset, cell.scenario, cell.label) for cell in cells}) == len(cells), (
+        "Two rows are the same run."
+    )
+    for cell in cells:
+        refuse_unused([cell.settings], cell.settings.overrides)
     log = (ROOT / "docs" / "research-log.md").read_text(encoding="utf-8")
     assert file.name in log
 

@@ -267,8 +267,18 @@ def test_the_command_has_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command() == "torchrun --nproc-per-node 8 -m efcil run --seed 1"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert command() == "torchrun --nnodes 2 --nproc-per-node 4 -m efcil run --seed 1"
+    monkeypatch.setattr(sys, "argv", [sys.argv[0], "run", "--log", "tensorboard"])
+    assert command() == "torchrun --nnodes 2 --nproc-per-node 4 -m -- efcil run --log tensorboard"
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert command() == "efcil run --seed 1"
+    assert command() == "efcil run --log tensorboard"
+
+
+def test_torchrun_reads_the_command_with_trackers() -> None:
+    """It takes --log for a short form of two of its own flags, unless two dashes stand before the program."""
+    from torch.distributed.run import parse_args
+
+    read = parse_args(["--nproc-per-node", "2", "-m", "--", "efcil", "run", "--log", "tensorboard"])
+    assert (read.training_script, read.training_script_args) == ("efcil", ["run", "--log", "tensorboard"])
 
 
 def test_a_single_process_asks_nobody() -> None:

@@ -138,11 +138,16 @@ def test_markdown_has_equal_columns(runs: Path) -> None:
     lines = text.splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert (
-        "| cifar100 | cs10 | efc |  | 3 | **42.00 ± 2.65** | 43.62 ± 0.70 | 55.50 ± 0.00 | 58.58 ± 0.91 |" in lines[2]
+        "| cifar100 | cs10 | efc |  |  | 3 | **42.00 ± 2.65** | 43.62 ± 0.70 | 55.50 ± 0.00 | 58.58 ± 0.91 |"
+        in lines[2]
     )
-    assert "| efc | none | 1 | <u>40.00</u> | 39.28 ± 0.97 |" in lines[3]
+    assert "| efc | none |  | 1 | <u>40.00</u> | 39.28 ± 0.97 |" in lines[3]
+    assert lines[6].startswith("| digits | cs5 | efc |  | 5 | 1 |")
     assert len(lines) == 2 + 5
-    assert notes == "- digits cs5: all rows have epochs=5\n"
+    assert notes == (
+        "- cifar100 cs10: rows are means over different seeds: efc (0 1 5), efc, prototype_update=none; finetune (0)\n"
+        "- digits cs5: all rows have epochs=5\n"
+    )
 
 
 def test_latex_is_escaped_and_ruled(runs: Path) -> None:
@@ -155,8 +160,54 @@ def test_latex_is_escaped_and_ruled(runs: Path) -> None:
     for tabular in tables:
         lines = [line for line in tabular.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
         assert {line.count("&") for line in lines} == {len(tabular.partition("}")[0]) - 1}
-    assert "% cifar100 cs10, efc, prototype_update=none; finetune: seeds 0" in text
+    assert (
+        "over different seeds: efc (0 1 5), efc, prototype_update=none; finetune (0)\n% cifar100 ws5: seeds 0" in text
+    )
     assert escape_latex("a_b&50%~{x}\\") == r"a\_b\&50\%\textasciitilde{}\{x\}\textbackslash{}"
+
+
+def test_a_setting_of_one_scenario_alone_is_a_column_where_scenarios_share_a_table(tmp_path: Path) -> None:
+    write_run(tmp_path, "digits", "cs5", "efc+epochs=2", 0)
+    write_run(tmp_path, "digits", "ws5", "efc", 0)
+    found = table(find_runs([tmp_path]))
+    text = render(found, "latex", ["A_step"])
+    assert r"efc &  &  & 40.00 \\" in text
+    assert r"efc & 2 & 40.00 &  \\" in text, "results of two schedules stand in one row"
+    assert "| digits | cs5 | efc | 2 | 1 | 40.00 |" in render(found, "markdown", ["A_step"])
+    assert render(found, "csv", ["A_step"]).splitlines()[0].endswith("tested_on,set epochs,notes,problem")
+
+
+@pytest.mark.parametrize("format", ["text", "markdown", "latex"])
+def test_rows_that_are_not_made_alike_are_named(tmp_path: Path, format: str) -> None:
+    """Means over other seeds have other class orders, and a method may have been given other images."""
+    for seed in (0, 1):
+        write_run(tmp_path, "folder", "cs5", "efc", seed, data="a" * 16)
+    write_run(tmp_path, "folder", "cs5", "lwf", 2, data="b" * 16)
+    words = " ".join(render(table(find_runs([tmp_path])), format, width=200).split())
+    assert "folder cs5: rows are means over different seeds: efc (0 1), lwf (2)" in words
+    assert "folder cs5: rows of different images: efc (aaaaaaaa), lwf (bbbbbbbb)" in words
+    assert "rows of different images: efc (aaaaaaaa), lwf (bbbbbbbb)" in render(table(find_runs([tmp_path])), "html")
+    write_run(tmp_path, "folder", "cs5", "lwf", 0, data="a" * 16)
+    shutil.rmtree(tmp_path / "folder" / "cs5" / "lwf" / "seed2")
+    shutil.rmtree(tmp_path / "folder" / "cs5" / "efc" / "seed1")
+    words = render(table(find_runs([tmp_path])), format, width=200)
+    assert "different" not in words
+
+
+def test_rows_that_ask_for_other_images_have_other_images(tmp_path: Path) -> None:
+    write_run(tmp_path, "folder", "cs5", "efc", 0, data="a" * 16)
+    write_run(tmp_path, "folder", "cs5", "efc+images_per_class=5", 0, data="b" * 16)
+    write_run(tmp_path, "folder", "cs5", "efc+data=elsewhere", 0, data="c" * 16)
+    assert "different images" not in render(table(find_runs([tmp_path])))
+
+
+def test_class_orders_of_each_seed_are_not_called_those_of_the_first(tmp_path: Path) -> None:
+    for values in ({"seed": 0}, {"seed": 1}, {"seed": 0, "class_seed": 0}, {"seed": 0, "class_order": "natural"}):
+        settings = Settings(method="efc", dataset="digits", scenario="cs5", **values)  # type: ignore[arg-type]
+        write_run(tmp_path, "digits", "cs5", label(settings), settings.seed, identity=identity(settings))
+    lines = render(table(find_runs([tmp_path])), "csv", ["A_step"]).splitlines()
+    found = {line["method"]: line["set class_seed"] for line in csv.DictReader(lines)}
+    assert found == {"efc": "the seed", "efc+class_seed=0": "0", "efc+class_order=natural": ""}
 
 
 def test_names_of_any_kind_stay_in_their_cells(tmp_path: Path) -> None:

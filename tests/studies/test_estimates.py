@@ -74,6 +74,28 @@ def test_a_first_task_that_runs_share_is_trained_once() -> None:
     assert total([one, Estimate(100.0, 10.0, ("b",), "")]) == 220
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ({}, {"method": "lwf", "classifier": "all", "test_views": 2}, True),
+        ({}, {"class_seed": 0}, True),
+        ({"class_order": "natural", "class_seed": 1}, {"class_order": "natural", "class_seed": 2}, True),
+        ({}, {"class_order": "icarl"}, False),
+        ({}, {"class_seed": 1}, False),
+        ({}, {"held_out": 0.1}, False),
+        ({}, {"augmentation": "crop-flip"}, False),
+        ({}, {"overrides": {"first_task.learning_rate": 0.5}}, False),
+    ],
+)
+def test_first_tasks_count_once_where_training_shares_them(
+    one: dict[str, object], other: dict[str, object], alike: bool
+) -> None:
+    first, second = Times().of(cifar(**one)), Times().of(cifar(**other))
+    assert first is not None
+    assert second is not None
+    assert (first.first_task == second.first_task) == alike
+
+
 def test_several_at_a_time_are_faster_together_but_none_is_faster_than_alone() -> None:
     runs = [Estimate(0.0, 100.0, (), "")] * 5
     assert speed_up(1) == 1

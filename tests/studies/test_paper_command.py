@@ -84,7 +84,7 @@ def test_what_is_made_is_written_and_what_lacks_is_named(
     assert (by_name["fetril"]["seeds"], by_name["fetril"]["agrees"]) == ("0", "no")
     assert main(["paper", str(study), "--output", str(made), "--no-training"]) == 0
     text = capsys.readouterr().out
-    assert "4 runs: 2 done, 2 to train." in text
+    assert "to train" not in text
     assert "digits cs5: fecam (seed 1), fetril (seed 1)" in text
     assert not (made / "digits/cs5/fetril+epochs=2/seed1").exists()
 
@@ -141,7 +141,7 @@ def test_of_several_studies_those_that_fit_are_made(tmp_path: Path, capsys: pyte
 
 
 def test_tasks_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = STUDY.replace("[cs5]", "[custom]").replace("epochs: 2", "epochs: 2, tasks: 2").replace("frozen", "fecam")
+    text = STUDY.replace("cs5", "custom").replace("epochs: 2", "epochs: 2, tasks: 2").replace("frozen", "fecam")
     (tmp_path / "two.yaml").write_text(text, encoding="utf-8")
     command = ["paper", str(tmp_path / "two.yaml"), "--output", str(tmp_path / "runs"), "--seeds", "0", "--quiet"]
     assert main([*command, "--method", "fetril"]) == 0
@@ -250,6 +250,7 @@ def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
         ("paper table1 --seeds 4-0", "--seeds takes numbers and ranges"),
         ("paper table1 --dataset cifar100 tiny-imagenet --data x", "--data names one place"),
         ("paper table1 --results nowhere --dry-run", "nowhere is not a folder"),
+        ("paper table1 --no-training --dry-run", "Leave out one of them"),
     ):
         assert main(command.split()) == 2
         assert words in capsys.readouterr().err
@@ -342,6 +343,16 @@ class TestNothingCanBeTrained:
         assert main(["paper", str(tmp_path / "mine.yaml"), "--dry-run"]) == 2
         captured = capsys.readouterr()
         assert captured.err.count("nonsense") == 1
+        assert captured.out == ""
+
+    def test_a_row_whose_setting_has_no_effect(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """It would be trained, and shown, as something that it is not."""
+        run = "{name: two copies, method: cedar, overrides: {pseudo_old: false, pseudo_old_copies: 2}}"
+        shared = "title: T\nabout: a\ndatasets: [digits]\nscenarios: [cs5]\nread: [{reader: table}]\n"
+        (tmp_path / "mine.yaml").write_text(f"{shared}runs: [{run}]\n", encoding="utf-8")
+        assert main(["paper", str(tmp_path / "mine.yaml"), "--dry-run"]) == 2
+        captured = capsys.readouterr()
+        assert "Setting 'pseudo_old_copies' has no effect: it is for pseudo_old=true" in captured.err
         assert captured.out == ""
 
     def test_images_that_cannot_be_read(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

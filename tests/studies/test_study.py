@@ -14,6 +14,7 @@ from efcil.errors import SettingsError
 from efcil.presets import presets
 from efcil.report.paper import published
 from efcil.resolution import resolve
+from efcil.resolution.unused import refuse_unused
 from efcil.studies.study import parse
 
 MINIMAL = {
@@ -24,6 +25,7 @@ MINIMAL = {
     "runs": [{"name": "EFC", "method": "efc"}],
     "read": [{"reader": "table"}],
 }
+NUMBER = {"dataset": "digits", "scenario": "cs5", "run": "EFC", "metric": "A_step", "mean": 80, "std": 1.5}
 
 
 @pytest.mark.parametrize("name", studies.names())
@@ -34,7 +36,7 @@ def test_studies_of_the_paper_are_valid(name: str) -> None:
     cells = study.cells()
     assert len({(cell.dataset, cell.scenario, cell.label) for cell in cells}) == len(cells), "a run is listed twice"
     for cell in cells:
-        resolve(cell.settings)  # every setting exists
+        refuse_unused([cell.settings], cell.settings.overrides)  # every setting exists, and has an effect
         fast = study.cells([cell.dataset], [cell.scenario], [cell.variant.name], fast=True)
         assert all(each.label != cell.label for each in fast), "a short schedule has a folder of its own"
 
@@ -66,9 +68,8 @@ def test_the_order_of_imagenet_is_not_part_of_what_the_paper_calls_it() -> None:
 
 
 def test_a_study_of_ones_own(tmp_path: Path) -> None:
-    number = {"dataset": "digits", "scenario": "cs5", "run": "EFC", "metric": "A_step", "mean": 80, "std": 1.5}
     file = tmp_path / "mine.yaml"
-    content = {**MINIMAL, "settings": {"epochs": 2}, "seeds": [3, 1], "published": [number]}
+    content = {**MINIMAL, "settings": {"epochs": 2}, "seeds": [3, 1], "published": [NUMBER]}
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     study = studies.load(str(file))
     assert (study.name, study.seeds, study.fast_epochs) == ("mine", (3, 1), 2), "a short one is not longer"
@@ -77,6 +78,15 @@ def test_a_study_of_ones_own(tmp_path: Path) -> None:
     value = cell.published("A_step")
     assert value is not None
     assert (value.mean, value.std) == (80.0, 1.5)
+
+
+def test_a_short_schedule_is_short_whatever_the_study_says_of_epochs() -> None:
+    run = {"method": "efc", "overrides": {"first_task.epochs": 2, "later.epochs": 20, "efm_weight": 3}}
+    study = parse({**MINIMAL, "settings": {"first_task_epochs": 30}, "runs": [run]}, "mine", "mine.yaml")
+    (cell,), (fast,) = study.cells(), study.cells(fast=True)
+    assert (resolve(cell.settings).first_task.epochs, resolve(cell.settings).later.epochs) == (2, 20)
+    assert (resolve(fast.settings).first_task.epochs, resolve(fast.settings).later.epochs) == (2, 5)
+    assert fast.label == "efc+efm_weight=3+first_task.epochs=2+epochs=5"
 
 
 def test_the_study_of_the_documentation_is_valid() -> None:
@@ -97,6 +107,12 @@ def test_the_study_of_the_documentation_is_valid() -> None:
         ({"runs": [{"method": "efc", "set": {}}]}, "Unknown part of a run 'set'"),
         ({"read": [{"reader": "tabel"}]}, "Did you mean 'table'"),
         ({"read": [{"reader": "table", "metric": "A_step"}]}, "Unknown option of table 'metric'"),
+        ({"read": [{"reader": "table", "metrics": ["Astep"]}]}, "Unknown metric 'Astep'. Did you mean 'A_step'"),
+        ({"read": [{"reader": "table", "metrics": "A_step"}]}, "'metrics' must be a list"),
+        ({"read": [{"reader": "table", "metrics": []}]}, "'metrics' must name at least one metric"),
+        ({"read": [{"reader": "table", "reconstructed": ["EFCC"]}]}, "Unknown run of the study mine: 'EFCC'"),
+        ({"runs": [{"method": "efc", "scenarios": ["cs10"]}]}, "Unknown scenario of the study mine: 'cs10'"),
+        ({"runs": [{"method": "efc", "datasets": ["cifar10"]}]}, "Unknown dataset of the study mine: 'cifar10'"),
         ({"seeds": [0, "1"]}, "'seeds' must be a list of whole numbers"),
         ({"seeds": []}, "'seeds' must be a list of whole numbers"),
         ({"settings": {"epoch": 2}}, "Unknown setting 'epoch'"),
@@ -105,6 +121,12 @@ def test_the_study_of_the_documentation_is_valid() -> None:
         ({"fast_epochs": 0}, "at least 1"),
         ({"published": [{"mean": "high"}]}, "must be numbers"),
         ({"published": [{"average": 1}]}, "Unknown part of a published number 'average'"),
+        ({"published": [{**NUMBER, "run": "efc"}]}, "Unknown run of the study mine: 'efc'"),
+        ({"published": [{**NUMBER, "scenario": "cs10"}]}, "Unknown scenario of the study mine: 'cs10'"),
+        ({"published": [{**NUMBER, "dataset": "cifar10"}]}, "Unknown dataset of the study mine: 'cifar10'"),
+        ({"published": [{**NUMBER, "metric": "accuracy"}]}, "Unknown metric 'accuracy'"),
+        ({"published": [NUMBER, NUMBER]}, "two numbers are published for digits cs5 EFC A_step"),
+        ({"published": [{**NUMBER, "std": -1}]}, "must not be negative"),
     ],
 )
 def test_mistakes_in_a_study_are_named(change: dict[str, object], words: str) -> None:

@@ -75,6 +75,10 @@ def execute(arguments: argparse.Namespace) -> int:
     if not arguments.study:
         print(_listing())
         return 0
+    if arguments.dry_run and arguments.no_training:
+        raise SettingsError(
+            "--dry-run prints what would be trained, --no-training the result of what there is. Leave out one of them."
+        )
     log, engine = trackers(arguments), chosen(arguments)
     names = studies.names() if arguments.study == [ALL] else list(dict.fromkeys(arguments.study))
     found = [studies.load(name) for name in names]
@@ -106,7 +110,7 @@ def _make(
     hardware = Hardware.here()
     plans = [command.plan(hardware) for command in commands]
     runs = _each_once(plans)
-    if not arguments.quiet or arguments.dry_run:
+    if arguments.dry_run or not (arguments.quiet or arguments.no_training):
         for command, plan in zip(commands, plans, strict=True):
             command.show(plan)
         print(filled(summed_up(runs, arguments.output, hardware, arguments.jobs_per_gpu)) + "\n")
@@ -200,7 +204,7 @@ class _Command:
         pairs = settings_of(self.chosen, self.seeds)
         known = known_numbers(pairs, self.measured, measures_of(self.study))
         if not self.arguments.no_training:
-            _refuse_mistakes([settings for number, (_, settings) in enumerate(pairs) if number not in known])
+            _refuse_mistakes([settings for number, (_, settings) in enumerate(pairs) if number not in known], self.fast)
         return plan_runs([settings for _, settings in pairs], self.output, Times(self.output, hardware.name), known)
 
     def show(self, runs: Sequence[Planned]) -> None:
@@ -210,7 +214,7 @@ class _Command:
 
         print(titled(self.study, self.fast))
         shown = runs if self.arguments.dry_run else [run for run in runs if run.wanted]
-        if shown and not self.arguments.no_training:
+        if shown:
             print(listed(shown))
 
     def conclude(self) -> BaseException | None:
@@ -243,10 +247,15 @@ def _is_there(path: Path) -> bool:
     return RunFolder(path).summary_file.exists()
 
 
-def _refuse_mistakes(settings: Sequence[Settings]) -> None:
-    """Refuse settings that no run can have, before the plan is printed; all mistakes are named, each once."""
+def _refuse_mistakes(settings: Sequence[Settings], fast: bool) -> None:
+    """Refuse settings that no run can have, before the plan is printed; all mistakes are named, each once.
+
+    Settings without effect are mistakes, too: the row would be another one under a name of its own. A short schedule
+    may leave milestones without effect.
+    """
     from efcil.data.sources import sources
     from efcil.resolution import validate
+    from efcil.resolution.unused import refuse_unused
 
     found = Mistakes()
     for each in settings:
@@ -254,6 +263,7 @@ def _refuse_mistakes(settings: Sequence[Settings]) -> None:
         if each.dataset in sources():
             with found.caught():
                 validate(each)
+                refuse_unused([each], () if fast else each.overrides)
     found.refuse("; nothing has been trained")
 
 

@@ -58,7 +58,7 @@ def perturb(
     if matrix is None:
         raise RunFolderError(
             f"The method of the run in {folder.path} ({summary['method']}) keeps no feature matrix, so it has no "
-            "principal directions. Use a run of efc, efc++ or fd."
+            "principal directions. Use a run of efc, efc++, fd or cedar."
         )
     if model.ready.network.cosine_scale is not None:
         raise RunFolderError(

@@ -7,7 +7,7 @@ is said once, and every other setting is a column, with the default's value in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 UPPER_BOUNDS = ("joint",)
 #: Metrics of which the best rows are marked, and whether more is better. Seconds depend on the machine.
 RANKED = {"A_step": True, "A_inc": True, "task_mean": True, "forgetting": False, "task_aware_A_step": True}
+
+#: Settings that choose images: rows that differ in one of these differ in their images, too.
+_OF_IMAGES = ("data", "image_size", "images_per_class", "class_list", "stored_side", "columns", "splits")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,26 @@ class Group:
         values = zip(self.settings, self.values(row), strict=True)
         return ", ".join([row.method or row.label, *(f"{name}={value}" for name, value in values if value)])
 
+    @property
+    def unpaired(self) -> str | None:
+        """Return which rows are means over which seeds where these differ: small differences mean little there."""
+        found = self._by(lambda row: " ".join(map(str, row.seeds)))
+        return f"rows are means over different seeds: {_listed(found)}" if len(found) > 1 else None
+
+    @property
+    def unlike(self) -> str | None:
+        """Return which rows were made with which images where these differ, though their settings do not."""
+        found = self._by(lambda row: " ".join(row.images))
+        chosen = {tuple(value_of(row, name) for name in _OF_IMAGES) for row in self.rows}
+        found.pop("", None)  # of earlier versions: not recorded
+        return f"rows of different images: {_listed(found)}" if len(found) > 1 and len(chosen) == 1 else None
+
+    def _by(self, key: Callable[[Row], str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            found.setdefault(key(row), []).append(self.name(row))
+        return found
+
     def values(self, row: Row) -> list[str]:
         """Return the row's values of the settings that are columns; empty where its method has no such setting."""
         return [value_of(row, name) for name in self.settings]
@@ -76,6 +99,13 @@ def groups(rows: Sequence[Row]) -> list[Group]:
         found.setdefault((row.dataset, row.scenario, row.changes.get("held_out")), []).append(row)
     order = sorted(found, key=lambda key: key[2] is not None)
     return [_group(key, found[key]) for key in order]
+
+
+def differing(chosen: Sequence[Group]) -> list[str]:
+    """Return the settings that differ between rows of these groups, a column each where they are one table."""
+    shared = [dict(item.split("=", 1) for item in group.shared) for group in chosen]
+    apart = [name for each in shared for name in each if any(other.get(name) != each[name] for other in shared)]
+    return list(dict.fromkeys([*(name for group in chosen for name in group.settings), *apart]))
 
 
 def _group(key: tuple[str, str, str | None], rows: Sequence[Row]) -> Group:
@@ -109,6 +139,8 @@ def value_of(row: Row, name: str) -> str:
         return value if first.get(name) == later[name] else f"{value} (first task {_said(first.get(name))})"
     if name == "first_task_epochs":
         return _said(first.get("epochs"))
+    if name == "class_seed":  # that of the first run is not that of the other seeds
+        return "the seed" if settings.get("class_order") == "efc" else ""
     if name == "classifier" and settings:
         return _said(settings.get(name, "own"))
     if name == "test_views" and settings:
@@ -159,6 +191,10 @@ def number_of(value: str) -> float | None:
         return float(value)
     except ValueError:
         return None
+
+
+def _listed(found: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{'; '.join(names)} ({value})" for value, names in found.items())
 
 
 def _part(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

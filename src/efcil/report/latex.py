@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from efcil.errors import printable
 from efcil.report.cells import any_paper, mean_of, notes_of, one_line, ours
-from efcil.report.groups import Group, best_and_second, value_of
+from efcil.report.groups import Group, best_and_second, differing, value_of
 from efcil.report.paper import PaperValue
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
 
@@ -32,12 +32,8 @@ def latex(table: Table, metrics: Sequence[str]) -> str:
         if group.shared:
             lines.append(f"% {one_line(group.title)}: all rows have {one_line(', '.join(group.shared))}")
         lines += [f"% {one_line(note)}" for note in notes_of(group)]
-        by_seeds: dict[tuple[int, ...], list[str]] = {}
-        for row in group.rows:
-            by_seeds.setdefault(row.seeds, []).append(group.name(row))
-        for seeds, names in by_seeds.items():
-            who = "" if len(by_seeds) == 1 else f", {'; '.join(names)}"
-            lines.append(f"% {one_line(f'{group.title}{who}')}: seeds {' '.join(map(str, seeds))}")
+        if group.unpaired is None:
+            lines.append(f"% {one_line(group.title)}: seeds {' '.join(map(str, group.rows[0].seeds))}")
     lines += [f"% Not in the table: {one_line(f'{problem.path}: {problem.reason}')}" for problem in table.problems]
     return "\n".join(lines) + "\n"
 
@@ -50,7 +46,7 @@ def escape_latex(text: str) -> str:
 
 
 def _tabular(groups: Sequence[Group], metrics: Sequence[str]) -> list[str]:
-    settings = list(dict.fromkeys(name for group in groups for name in group.settings))
+    settings = differing(groups)
     columns = [[(metric, any_paper(group.rows, metric)) for metric in metrics] for group in groups]
     wide = [sum(1 + has_paper for _, has_paper in each) for each in columns]
     names = 1 + len(settings)

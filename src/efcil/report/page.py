@@ -139,7 +139,10 @@ def _section(shown: Shown, metrics: Sequence[str], switched: Sequence[str], draw
         "seeds_differ": len({row.seeds for row in group.rows}) > 1,
         "bounds": [name for name in UPPER_BOUNDS if any(row.method == name for row in group.rows)],
         "rows": [_row(shown, index, metrics, switched) for index in range(len(group.rows))],
-        "notes": [(group.name(row), note) for row in group.rows for note in row.notes],
+        "notes": [
+            *((group.name(row), note) for row in group.rows for note in row.notes),
+            *(("Not comparable", note) for note in [group.unlike] if note is not None),
+        ],
         "charts": _charts(shown, switched, drawing),
         "maps": drawing.blocks(
             [(figures.accuracy_map(name, details), "", shown.key(i)) for i, _, name, details in shown.named()]

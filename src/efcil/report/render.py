@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from efcil.errors import SettingsError, printable, unknown
 from efcil.output import csv_line
 from efcil.report.cells import any_paper, escape_markdown, mean_of, notes_of, one_line, ours, paper
-from efcil.report.groups import Group, best_and_second, value_of
+from efcil.report.groups import Group, best_and_second, differing, value_of
 from efcil.report.latex import latex
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
 
@@ -143,7 +143,7 @@ def _shared(group: Group) -> list[str]:
 
 
 def _markdown_table(chosen: Sequence[Group], metrics: Sequence[str]) -> str:
-    settings = list(dict.fromkeys(name for group in chosen for name in group.settings))
+    settings = differing(chosen)
     rows = [(group, row) for group in chosen for row in group.rows]
     heading = ["dataset", "scenario", *(["held out"] if chosen[0].held_out is not None else []), "method", *settings]
     left = len(heading)
@@ -200,7 +200,7 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
         if metric in metrics and classifier != "own"
     ]
     columns += [f"{classifier}_{metric}_{part}" for classifier, metric in others for part in ("mean", "std", "n")]
-    settings = list(dict.fromkeys(name for group in table.groups for name in group.settings))
+    settings = differing(table.groups)
     names = ["dataset", "scenario", "method", "n", "seeds"]
     lines = [[*names, *columns, "tested_on", *(f"set {name}" for name in settings), "notes", "problem"]]
     for group in table.groups:

@@ -57,7 +57,8 @@ class Row:
 
     `runs` are their folders, in the order of the seeds. `classifiers` has the results by classifier if several were
     measured, the method's own first. `notes` say what a reader of the means must know. `changes` is what differs from
-    the preset, and `settings` everything that it was trained with (empty if that was not recorded).
+    the preset, and `settings` everything that it was trained with (empty if that was not recorded). `images` are
+    digests of the images that its seeds were made with.
     """
 
     dataset: str
@@ -72,6 +73,7 @@ class Row:
     method: str = ""
     changes: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
 
     def by_classifier(self, metrics: Sequence[str]) -> dict[str, dict[str, Statistic]]:
         """Return the classifiers' results if any of the `metrics` is measured for them."""
@@ -162,6 +164,7 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
         method=summaries[0]["method"],
         changes=_changes(summaries[0]["method"], name, known[0]),
         settings=_settings(*members[0]),
+        images=tuple(dict.fromkeys(digest for summary in summaries if (digest := _data(summary)) is not None)),
     )
 
 

@@ -164,7 +164,7 @@ def _adjust(
     for name, value in overrides.items():
         if name not in known:
             raise unknown(f"setting of {stage}", name, known)
-        checked[name] = known[name].check(value)
+        checked[name] = replace(known[name], name=f"{stage}.{name}").check(value)
     epochs = checked.pop("epochs", epochs)
     if epochs is not None:
         recipe = recipe.with_epochs(epochs)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from efcil.errors import EfcilError
 from efcil.files import read_regular
-from efcil.resolution import Resolved, resolve
+from efcil.resolution import Resolved, identity, resolve
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import Settings
 from efcil.studies.measures import WARM_UP, at_a_time, where
@@ -29,6 +29,8 @@ TOGETHER = "runs at a time"
 HERE, MEASURED, SCALED = "here", "measured", "scaled"
 _ROTATIONS = 4
 _MOST_LOGGED = 1 << 24
+#: What a first task does not depend on; of the scenario its number of classes counts.
+_AFTER_FIRST_TASK = ("method", "scenario", "answers", "classifier", "test_views", "later", "method_settings")
 #: Loading the images and the libraries, and writing the results.
 _START_UP = 6.0
 
@@ -210,10 +212,17 @@ class Times:
             return None
         end = self.speed(settings, resolved, END) or Speed(0.0, later.source)
         rest = later.seconds * resolved.later.epochs * _images(settings, sum(sizes[1:])) + end.seconds * len(sizes[1:])
-        key = (settings.dataset, settings.seed, settings.class_seed, sizes[0], repr(resolved.first_task))
         sources = [speed.source for speed in (first, later)]
         worst = next(source for source in (SCALED, MEASURED, HERE) if source in sources)
-        return Estimate(trained, rest + _START_UP, key, worst)
+        return Estimate(trained, rest + _START_UP, _first_task(settings, sizes[0]), worst)
+
+
+def _first_task(settings: Settings, classes: int) -> tuple[object, ...]:
+    """Return what tells a first task from others; runs in which it is alike train it once."""
+    decides = {name: value for name, value in identity(settings).items() if name not in _AFTER_FIRST_TASK}
+    if decides["class_order"] != "efc":  # the others do not depend on a seed
+        del decides["class_seed"]
+    return (classes, repr(decides))
 
 
 def _logged(run: RunFolder) -> str:

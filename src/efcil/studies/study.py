@@ -17,6 +17,8 @@ from efcil.resolution import label
 from efcil.settings import Settings, options
 from efcil.settings.training import flat_overrides
 
+#: What a table of a study can show.
+METRICS = ("A_step", "A_inc", "components")
 #: Epochs of `--fast`, unless the study has its own.
 FAST_EPOCHS = 5
 _KEYS = (
@@ -100,11 +102,26 @@ class Study:
     def _cell(self, dataset: str, scenario: str, variant: Variant, fast: bool, data: str | None) -> Cell:
         chosen: dict[str, Any] = {"method": variant.method, "dataset": dataset, "scenario": scenario}
         chosen |= {**self.settings, "overrides": dict(variant.overrides)}
-        settings = Settings(**{**chosen, **({"epochs": self.fast_epochs} if fast else {})}, data=data)
+        settings = Settings(**{**chosen, **(self._short(variant) if fast else {})}, data=data)
         # Published numbers are listed by what differs from the paper's recipe. A study with another one (other epochs,
         # held-out images) has other labels, and is compared with its own `published` alone.
         plain = Settings(**chosen)
         return Cell(self, dataset, scenario, variant, settings, label(settings, whole=True), label(plain, whole=True))
+
+    def _short(self, variant: Variant) -> dict[str, Any]:
+        """Return the settings of a short schedule: no number of epochs that is named elsewhere may exceed it."""
+        most = self.fast_epochs
+        longer = {
+            name
+            for name, value in variant.overrides.items()
+            if name.endswith(".epochs") and isinstance(value, int | float) and value >= most
+        }
+        first = self.settings.get("first_task_epochs")
+        return {
+            "epochs": most,
+            "first_task_epochs": None if first is None or first >= most else first,
+            "overrides": {name: value for name, value in variant.overrides.items() if name not in longer},
+        }
 
 
 @dataclass(frozen=True)
@@ -164,7 +181,7 @@ def parse(content: Any, name: str, source: str) -> Study:
         _refuse_unknown("part", content, _KEYS)
         if missing := [key for key in _NEEDED if not content.get(key)]:
             raise SettingsError(f"{missing[0]!r} is missing.")
-        return Study(
+        study = Study(
             name=name,
             title=str(content["title"]),
             about=str(content["about"]),
@@ -180,8 +197,26 @@ def parse(content: Any, name: str, source: str) -> Study:
             published=_published(content.get("published", [])),
             notes=_words(content.get("notes", []), "notes"),
         )
+        _refuse_strangers(study)
     except SettingsError as error:
         raise SettingsError(f"The study {source} cannot be used: {error}") from None
+    return study
+
+
+def _refuse_strangers(study: Study) -> None:
+    """Refuse names that are not the study's: what they stand for would be left out, and nobody told."""
+    rows = [variant.name for variant in study.runs]
+    for variant in study.runs:
+        _refuse_others("dataset", variant.datasets, study.datasets, study.name)
+        _refuse_others("scenario", variant.scenarios, study.scenarios, study.name)
+    for reading in study.read:
+        _refuse_others("run", reading.options.get("reconstructed"), rows, study.name)
+    for dataset, scenario, run, metric in study.published:
+        _refuse_others("dataset", [dataset], study.datasets, study.name)
+        _refuse_others("scenario", [scenario], study.scenarios, study.name)
+        _refuse_others("run", [run], rows, study.name)
+        if metric not in METRICS:
+            raise unknown("metric", metric, METRICS)
 
 
 def _words(value: Any, key: str) -> tuple[str, ...]:
@@ -253,6 +288,12 @@ def _readings(value: Any) -> tuple[Reading, ...]:
         if each["reader"] not in READERS:
             raise unknown("reader", str(each["reader"]), READERS)
         _refuse_unknown(f"option of {each['reader']}", each, ("reader", *READERS[each["reader"]].options))
+        _words(each.get("reconstructed", []), "reconstructed")
+        for metric in _words(each.get("metrics", []), "metrics"):
+            if metric not in METRICS:
+                raise unknown("metric", metric, METRICS)
+        if each.get("metrics") == []:
+            raise SettingsError("'metrics' must name at least one metric.")
     return tuple(Reading(each["reader"], {k: v for k, v in each.items() if k != "reader"}) for each in value)
 
 
@@ -263,12 +304,17 @@ def _published(value: Any) -> dict[tuple[str, str, str, str], PaperValue]:
     for each in value:
         _refuse_unknown("part of a published number", each, _PUBLISHED_KEYS)
         place = tuple(str(each.get(key, "")) for key in _PUBLISHED_KEYS[:4])
+        if place in found:
+            raise SettingsError(f"two numbers are published for {' '.join(place)}.")
         found[place] = PaperValue(_number(each.get("mean")), _std(each.get("std")), "")
     return found  # type: ignore[return-value]
 
 
 def _std(value: Any) -> float | None:
-    return None if value is None else _number(value)
+    std = None if value is None else _number(value)
+    if std is not None and std < 0:
+        raise SettingsError("the std of a published number must not be negative.")
+    return std
 
 
 def _number(value: Any) -> float:
