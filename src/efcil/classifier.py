@@ -146,7 +146,7 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         more: bool = False,
         folder: str | Path | None = None,
     ) -> IncrementalClassifier:
-        """Learn new classes as the next task or, with `more`, blend further images into known classes.
+        """Learn new classes as the next task and, with `more`, blend further images into known classes.
 
         With `folder`, the model is stored there, as with `efcil learn`: the folder is locked while it learns, a
         checkpoint is saved every five minutes and on Ctrl-C, the same call resumes it, and the model is saved at the

@@ -150,7 +150,7 @@ def test_more_has_limits(digits: Any) -> None:
     with pytest.raises(ModelError, match=r"knows 1 already.*more=True"):
         classifier.partial_fit(*digits.train(1, 2))
     with pytest.raises(ModelError, match="does not know 2"):
-        classifier.partial_fit(*digits.train(1, 2), more=True)
+        classifier.partial_fit(*digits.train(2), more=True)
     with pytest.raises(ModelError, match=r"lwf.*does not keep a mean and a covariance per class"):
         quick(method="lwf").fit(*digits.train(0, 1)).partial_fit(*digits.test(0), more=True)
     shared = quick(settings={"covariance": "task"}).fit(*digits.train(0, 1))

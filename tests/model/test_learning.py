@@ -578,16 +578,75 @@ def test_links_that_lead_back_up_are_not_followed(folders: Path, tmp_path: Path)
     assert len(images_below(data / "digit-0" / "up" / "digit-0" / "..")) == 48
 
 
-def test_known_and_new_classes_go_into_two_folders(
-    uninterrupted: Path, folders: Path, tmp_path: Path, capsys: Any
+@pytest.fixture
+def mixed(folders: Path, uninterrupted: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A model that knows digit-2, and a folder with more images of it and with digit-3, which is new."""
+    for name, source in (("digit-2", folders / "held-out" / "digit-2"), ("digit-3", folders / "first" / "digit-0")):
+        shutil.copytree(source, tmp_path / "mixed" / name)
+    return Path(shutil.copytree(uninterrupted, tmp_path / "model")), tmp_path / "mixed"
+
+
+def test_known_and_new_classes_are_learned_together_if_more_is_said(
+    mixed: tuple[Path, Path], uninterrupted: Path, tmp_path: Path, same: Any, capsys: Any
 ) -> None:
-    shutil.copytree(folders / "second" / "digit-2", tmp_path / "mixed" / "digit-2")
-    shutil.copytree(folders / "second" / "digit-2", tmp_path / "mixed" / "digit-3")
-    model = Path(shutil.copytree(uninterrupted, tmp_path / "model"))
-    for flags in ((), ("--more",)):
-        assert learn(model, tmp_path / "mixed", "--device", "cpu", "--quiet", *flags) == 2
-        message = capsys.readouterr().err
-        assert "knows digit-2 already, but does not know digit-3. Put known and new classes into two folders" in message
+    model, data = mixed
+    assert learn(model, data, "--device", "cpu", "--quiet") == 2
+    assert "knows digit-2 already, but does not know digit-3. If these are more images of" in capsys.readouterr().err
+    assert learn(model, data, "--device", "cpu", "--more") == 0
+    said = capsys.readouterr().out
+    assert "model: learned digit-3 and more of digit-2 from 46 images; it knows 4 classes now." in said
+    assert "accuracy on held-out images of these classes" in said
+    assert "accuracy on these images before they were learned from" in said
+    # One after the other comes to the same.
+    other = Path(shutil.copytree(uninterrupted, tmp_path / "other"))
+    for name, flags in (("digit-3", ()), ("digit-2", ("--more",))):
+        shutil.copytree(data / name, tmp_path / name / name)
+        assert learn(other, tmp_path / name, "--device", "cpu", "--quiet", *flags) == 0
+    together, apart = Model.load(model, "cpu"), Model.load(other, "cpu")
+    assert same(together, apart)
+    assert [each.kind for each in together.card.visits] == ["task", "task", "task", "more"]
+    assert [each.images for each in together.card.classes] == [each.images for each in apart.card.classes]
+    assert together.card.continues == checkpoint.digest(Model.load(uninterrupted, "cpu").tensors())
+
+
+def test_a_visit_with_known_and_new_classes_is_resumed_whole(
+    mixed: tuple[Path, Path], tmp_path: Path, same: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = mixed
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    arguments = ["--device", "cpu", "--quiet", "--more"]
+    assert learn(other, data, *arguments) == 0
+    monkeypatch.setattr("efcil.model.teaching.StopRequest", Impatient)
+    assert learn(model, data, *arguments) == 130
+    monkeypatch.undo()
+    partial = shutil.copytree(model / "partial", tmp_path / "partial")
+    assert learn(model, data, *arguments) == 0
+    assert same(Model.load(model, "cpu"), Model.load(other, "cpu"))
+    # The process was killed when the model was saved, and the checkpoint not yet removed.
+    shutil.copytree(partial, model / "partial")
+    capsys.readouterr()
+    assert learn(model, data, *arguments) == 2
+    assert "had learned all of its images already: the model knows digit-3 now" in capsys.readouterr().err
+    assert not (model / "partial").exists()
+    assert same(Model.load(model, "cpu"), Model.load(other, "cpu"))
+
+
+def test_known_and_new_classes_are_learned_completely_or_not_at_all(
+    mixed: tuple[Path, Path], same: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = mixed
+    classifier = IncrementalClassifier.load(model, device="cpu")
+    monkeypatch.setattr(blending, "refit_heads", fails)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        classifier.partial_fit(data, more=True)
+    assert same(classifier.model_, Model.load(model, "cpu"))
+    monkeypatch.undo()
+    classifier.partial_fit(data, more=True)
+    assert classifier.classes_.tolist() == ["digit-0", "digit-1", "digit-2", "digit-3"]
+
+
+def fails(*arguments: Any) -> None:
+    raise RuntimeError("in the middle")
 
 
 def test_one_class_has_one_name(folders: Path, tmp_path: Path, capsys: Any) -> None:

@@ -214,7 +214,8 @@ def test_a_new_class_is_known_although_the_network_has_moved(digits: Any) -> Non
 
 def test_with_one_class_accuracy_says_nothing(digits: Any) -> None:
     model = taught(digits, "lda", (0,), held_out=0.5)
-    assert measuring.in_words(model.card) == ["accuracy was not measured: with one class, every answer is right"]
+    said = measuring.in_words(model.card, model.card.visits[0])
+    assert said == ["accuracy was not measured: with one class, every answer is right"]
 
 
 def test_a_frozen_network_keeps_what_every_visit_measured(frozen: Model) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--more",
         action="store_true",
-        help="these are more images of classes the model knows: blend them into what it stores about these classes",
+        help="there are more images of classes the model knows: blend them into what it stores about these classes; "
+        "new classes beside them are learned as usual",
     )
     parser.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
     parser.add_argument("--discard", action="store_true", help="discard an interrupted task")
@@ -65,22 +66,34 @@ def add_arguments(parser: Parser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Learn the folder, and save the model."""
     from efcil.data.decode import BrokenImages
+    from efcil.model.folder import described
     from efcil.model.images import gather_labelled
-    from efcil.model.measuring import in_words
 
     folder: Path = arguments.model.expanduser()
     pictures, labels = gather_labelled(arguments.data)
+    before = described(folder)
     try:
         model = _taught(arguments, folder, pictures, labels)
     except BrokenImages as error:
         raise BrokenImages(f"{error} To learn from the others, add --skip-broken.") from error
     if not arguments.quiet:
-        names = some(list(dict.fromkeys(map(str, labels))), 20)
-        images, classes = counted(model.card.visits[-1].images, "image"), counted(len(model.card.classes), "class")
-        more = "more of " if arguments.more else ""
-        print(printable(f"{folder}: learned {more}{names} from {images}; it knows {classes} now."))
-        print("\n".join(map(printable, in_words(model.card))))
+        known = set() if before is None else set(before.labels)
+        print("\n".join(map(printable, _outcome(folder, model.card, known, labels))))
     return 0
+
+
+def _outcome(folder: Path, card: Any, known: Set[Hashable], labels: Sequence[Hashable]) -> Iterator[str]:
+    """Yield what a model has learned, and how well; `known` are the classes it knew before."""
+    from efcil.model.measuring import in_words
+
+    given = list(dict.fromkeys(labels))
+    new, old = ([str(label) for label in given if (label in known) is there] for there in (False, True))
+    what = [some(new, 20)] * bool(new) + [f"more of {some(old, 20)}"] * bool(old)
+    visits = card.visits[-len(what) :]
+    images, classes = counted(sum(each.images for each in visits), "image"), counted(len(card.classes), "class")
+    yield f"{folder}: learned {' and '.join(what)} from {images}; it knows {classes} now."
+    for visit in visits:
+        yield from in_words(card, visit)
 
 
 def _taught(arguments: argparse.Namespace, folder: Path, pictures: Any, labels: Sequence[Hashable]) -> Any:

@@ -19,13 +19,25 @@ from efcil.model.in_memory import Model
 from efcil.model.measuring import measure_before
 
 
+def refuse_blending(model: Model) -> None:
+    """Refuse more images of known classes where what is stored of a class cannot take them up."""
+    method = model.method
+    if method is not None and not (method.about.learns_more and method.memory.blends):
+        able = [name for name, cls in methods.available().items() if cls.traits(cls.Settings()).learns_more]
+        raise ModelError(
+            f"{model.card.settings.method}, with its present settings, does not keep a mean and a covariance per class "
+            f"that more images could be blended into. Use a method that does ({', '.join(able)}), or train a new "
+            "model with all images."
+        )
+
+
 @torch.no_grad()
 def learn_more(
     model: Model,
     pixels: np.ndarray,
     labels: Sequence[Hashable],
-    measure: bool = True,
     repeats: np.ndarray | None = None,
+    measure: bool = True,
 ) -> None:
     """Blend the new images into their classes' Gaussians, then fit heads, if they decide, to those of all classes.
 
@@ -35,13 +47,6 @@ def learn_more(
     """
     card, method = model.card, model.twin()
     continues, way = checkpoint.digest(model.tensors()), made_with(model.execution, deterministic=False)
-    if not method.about.learns_more or not method.memory.blends:
-        able = [name for name, cls in methods.available().items() if cls.traits(cls.Settings()).learns_more]
-        raise ModelError(
-            f"{card.settings.method}, with its present settings, does not keep a mean and a covariance per class "
-            f"that more images could be blended into. Use a method that does ({', '.join(able)}), or train a new "
-            "model with all images."
-        )
     place = {label: number for number, label in enumerate(card.labels)}
     numbers = np.array([place[label] for label in labels], np.int64)
     measured = measure_before(model, pixels, numbers) if measure else None

@@ -15,20 +15,25 @@ _STEP = 3.0
 _ROTATIONS = 4
 
 
-def estimate(model: Model, pixels: np.ndarray, *, more: bool = False) -> tuple[float, str]:
-    """Return the expected seconds, and a line about them; a network that is not trained sees every image once."""
-    looks = _looks(model, more)
-    seconds = _seconds_per_image(model, pixels) * len(pixels) * looks
+def estimate(model: Model, pixels: np.ndarray, fresh: int) -> tuple[float, str]:
+    """Return the expected seconds, and a line about them.
+
+    `fresh` images are of new classes. A network that is not trained sees every image once.
+    """
+    looks = _looks(model) if fresh else 1.0
+    known = len(pixels) - fresh
+    seconds = _seconds_per_image(model, pixels) * (known + fresh * looks)
+    of_new = f" at each of the {fresh} of new classes" if known else " at each"
+    what = f"{looks:.0f} looks{of_new}" if looks > 2 else "each is read once"
     images = "1 image" if len(pixels) == 1 else f"{len(pixels)} images"
-    what = f"{looks:.0f} looks at each" if looks > 2 else "each is read once"
     return seconds, f"{images}, {what}: {in_words(seconds)}"
 
 
-def _looks(model: Model, more: bool) -> float:
-    """Return how many forward passes an image costs."""
+def _looks(model: Model) -> float:
+    """Return how many forward passes an image of a new class costs."""
     resolved = model.card.resolved
     recipe = resolved.first_task if model.method is None else resolved.later
-    trains = not more and (model.method is None or model.method.about.trains_later)
+    trains = model.method is None or model.method.about.trains_later
     views = (_ROTATIONS if recipe.rotations else 1) + recipe.mixing
     return 1.0 + (recipe.epochs * _STEP * views if trains else 0.0)
 

@@ -24,7 +24,7 @@ from efcil.engine.trainer import EpochReport, Position
 from efcil.errors import EfcilError, some
 from efcil.methods.base import Task
 from efcil.model import folder as model_folder
-from efcil.model.blending import learn_more
+from efcil.model.blending import learn_more, refuse_blending
 from efcil.model.card import (
     Card,
     LearnedClass,
@@ -67,7 +67,7 @@ def learn(
     repeats: np.ndarray | None = None,
     log: VisitLog | None = None,
 ) -> None:
-    """Teach the model the classes of these images as its next task, or, with `more`, improve those it knows.
+    """Teach the model new classes as its next task and, with `more`, improve those of these that it knows.
 
     The model changes only when everything has succeeded. With `keep`, an interrupted task is resumed when the same
     images are given again. `held_out` is the share of images that measure the result and are not learned from; see
@@ -76,44 +76,75 @@ def learn(
     """
     refuse_share(held_out)
     refuse_classes(model, labels, more=more, keep=keep)
-    given = sorted_classes(labels)
-    _warn_of_unsaveable(given)
+    _warn_of_unsaveable(sorted_classes(labels))
     model.settle()
+    fresh, card, method = of_new_classes(model, labels), model.card, model.method
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
-        if more:
-            with doing("blending the images in"):
-                learn_more(model, pixels, labels, measure=held_out != 0.0, repeats=repeats)
-        else:
-            _learn_task(model, pixels, labels, given, held_out, progress, keep, repeats, log)
+        if fresh.any():
+            _learn_task(model, *_chosen(fresh, pixels, labels, repeats), held_out, progress, keep, log)
+        if not fresh.all():
+            assert method is not None
+            begun_from = model.card.continues
+            try:
+                with doing("blending the images in"):
+                    learn_more(model, *_chosen(~fresh, pixels, labels, repeats), measure=held_out != 0.0)
+            except BaseException:
+                model.card = card
+                model.adopt(method)
+                raise
+            if fresh.any():  # the state in between is stored nowhere
+                model.card = replace(model.card, continues=begun_from)
         model.settle()
+
+
+def of_new_classes(model: Model, labels: Sequence[Hashable]) -> np.ndarray:
+    """Return which images are of classes that the model does not know."""
+    present = set(model.card.labels)
+    return np.array([label not in present for label in labels], bool)
+
+
+def _chosen(
+    wanted: np.ndarray, pixels: np.ndarray, labels: Sequence[Hashable], repeats: np.ndarray | None
+) -> tuple[np.ndarray, Sequence[Hashable], np.ndarray | None]:
+    """Return those of the images that are wanted, without a copy if all are."""
+    if wanted.all():
+        return pixels, labels, repeats
+    some_labels = [label for label, want in zip(labels, wanted, strict=True) if want]
+    return pixels[wanted], some_labels, None if repeats is None else repeats[wanted]
 
 
 def refuse_classes(model: Model, labels: Sequence[Hashable], *, more: bool, keep: Keep | None) -> None:
     """Refuse classes that the model cannot learn now; their images need not be read for that."""
     if methods.get(model.card.settings.method).traits(model.card.resolved.method).images == "all":
         raise ModelError(f"Method {model.card.settings.method} does not learn task by task. Start another model.")
-    given = sorted_classes(labels)
-    present = set(model.card.labels)
-    known, new = [label for label in given if label in present], [label for label in given if label not in present]
-    if more and keep is not None and not keep.discard and checkpoint.exists(keep.folder):
+    fresh = of_new_classes(model, labels)
+    known, new = (
+        sorted_classes([label for label, is_new in zip(labels, fresh, strict=True) if is_new == new])
+        for new in (False, True)
+    )
+    if not new and keep is not None and not keep.discard and checkpoint.exists(keep.folder) and more:
         raise ModelError(
             "The model has an unfinished task of new classes. Repeat the interrupted command to "
             "resume it, or add --discard to discard it."
         )
-    if known and new:
+    if known and new and not more:
         raise ModelError(
-            f"The model knows {some(known)} already, but does not know {some(new)}. Put known and new classes into two "
-            "folders, and learn them one after the other: known classes with more=True (--more on the command line), "
-            "new classes without."
+            f"The model knows {some(known)} already, but does not know {some(new)}. If these are more images of known "
+            "classes beside new classes, say so: more=True in Python, --more on the command line."
         )
-    if more:
-        _refuse_unknown(new)
-    elif known:
+    if more and not known:
+        raise ModelError(
+            f"The model does not know {some(new)}, so it cannot learn more images of it. Learn new classes first, "
+            "without more=True (--more)."
+        )
+    if known and not more:
         raise ModelError(
             f"The model knows {some(known)} already. New classes must have new names; if these are more images of "
             "known classes, say so: more=True in Python, --more on the command line."
         )
-    elif len(labels) < 2:
+    if known:
+        refuse_blending(model)
+    if new and int(fresh.sum()) < 2:
         raise InputError("A task of 1 image (n_samples = 1) cannot be learned. Give at least two.")
 
 
@@ -160,7 +191,8 @@ class Unfinished:
     def led_to(self, card: Card) -> bool:
         """Say whether a model is what has come of this task: its process was killed before it could tidy up."""
         last = [encode_label(each.label) for each in card.classes if each.task == len(card.task_sizes) - 1]
-        return (self.card.visits, self.classes, self.continues) == (card.visits[:-1], last, card.continues)
+        begun = card.visits[: len(self.card.visits)]  # more images of known classes may have come with the task
+        return (self.card.visits, self.classes, self.continues) == (begun, last, card.continues)
 
 
 def unfinished_task(folder: Path) -> Unfinished | None:
@@ -212,13 +244,13 @@ def _learn_task(
     model: Model,
     pixels: np.ndarray,
     labels: Sequence[Hashable],
-    new: list[Hashable],
+    repeats: np.ndarray | None,
     held_out: float | None,
     progress: Progress | None,
     keep: Keep | None,
-    repeats: np.ndarray | None,
     log: VisitLog | None,
 ) -> None:
+    new = sorted_classes(labels)
     card, resolved = model.card, model.card.resolved
     index, first_class = len(card.task_sizes), len(card.classes)
     place = {label: first_class + number for number, label in enumerate(new)}
@@ -411,11 +443,3 @@ def _warn_of_unsaveable(labels: list[Hashable]) -> None:
             encode_label(label)
     except ModelError as error:
         warnings.warn(f"{error} The model works in memory, but cannot be saved.", stacklevel=4)
-
-
-def _refuse_unknown(labels: list[Hashable]) -> None:
-    if labels:
-        raise ModelError(
-            f"The model does not know {some(labels)}, so it cannot learn more images of it. Learn new classes first, "
-            "without more=True (--more)."
-        )

@@ -21,7 +21,7 @@ from efcil.engine.evaluate import scorer
 from efcil.engine.lifecycle import Blueprint, end
 from efcil.errors import SettingsError, some
 from efcil.methods.base import Method, Task
-from efcil.model.card import Card
+from efcil.model.card import Card, Visit
 from efcil.model.in_memory import Model
 from efcil.model.measured import BEFORE, FOLDS, HELD_OUT, Measured
 from efcil.network.memo import FeatureMemo, forget_features, remembered_features
@@ -192,9 +192,8 @@ def _answers(model: Model, method: Method, pixels: np.ndarray) -> tuple[np.ndarr
 # -- in words --------------------------------------------------------------------------------------------------------
 
 
-def in_words(card: Card) -> list[str]:
-    """Return what the last visit has measured, for people; per class where classes differ much."""
-    visit = card.visits[-1]
+def in_words(card: Card, visit: Visit) -> list[str]:
+    """Return what one of the last visits has measured, for people; per class where classes differ much."""
     found = visit.measured
     if found is None:
         return ["accuracy was not measured: no image was held out"]

@@ -18,14 +18,16 @@ from efcil.errors import printable, some
 from efcil.files import locked, refuse_full, refuse_unwritable
 from efcil.model import broken, copies, defaults, readme
 from efcil.model import folder as model_folder
-from efcil.model.card import ModelError, changed_computing, made_with, versions
+from efcil.model.card import ModelError, changed_computing, encode_label, made_with, versions
 from efcil.model.estimate import estimate
 from efcil.model.images import Pictures
 from efcil.model.in_memory import Model
 from efcil.model.learning import (
     Keep,
+    Unfinished,
     learn,
     needed_bytes,
+    of_new_classes,
     refuse_classes,
     refuse_lookalikes,
     refuse_lost,
@@ -61,7 +63,7 @@ def teach(
     reporter: type[Progress] = Progress,
     log: Sequence[str] = (),
 ) -> Model:
-    """Teach the model in `folder` these images as its next task, or `more` of known classes; return the model.
+    """Teach the model in `folder` new classes as its next task and, with `more`, more of known ones; return it.
 
     A folder without a model gets `model`, or a new one. `wanted` receives the settings of the model, or those that an
     interrupted task started with, and returns those to learn with; `completed` then chooses network and method of a new
@@ -95,7 +97,7 @@ def teach(
                 pixels = pictures.pixels(model.card.image_size)
             for line in copies.remarks(pixels, labels, pictures.items):
                 progress.say(printable(line))
-            _say_how_long(model, pixels, more, progress)
+            _say_how_long(model, pixels, int(of_new_classes(model, labels).sum()), progress)
             with _logged(VisitLog(log, folder, progress.say), model) as visit:
                 options: dict[str, Any] = {"progress": progress, "keep": keep, "repeats": repeats, "log": visit}
                 learn(model, pixels, labels, more=more, held_out=held_out, **options)
@@ -116,9 +118,9 @@ def _stoppable(stop: StopRequest) -> contextlib.AbstractContextManager[None]:
     return between_pieces(check)
 
 
-def _say_how_long(model: Model, pixels: np.ndarray, more: bool, progress: Progress) -> None:
+def _say_how_long(model: Model, pixels: np.ndarray, fresh: int, progress: Progress) -> None:
     with doing("estimating the time"):
-        seconds, line = estimate(model, pixels, more=more)
+        seconds, line = estimate(model, pixels, fresh)
     progress.say(line)
     progress.expect(seconds)
 
@@ -162,11 +164,13 @@ def _opened(
             raise ModelError(f"{folder} holds another model, or another state of this one. Choose another folder.")
         model = found
         checkpoint.tidy(folder, model_folder.STEM)
-        if begun is not None and begun.led_to(model.card):
-            begun = None
-        if begun is None and not discard:
+        finished = begun is not None and begun.led_to(model.card)
+        if (begun is None or finished) and not discard:
             # A process that finished its task may have been killed before it could remove this.
             checkpoint.remove(folder / model_folder.PARTIAL)
+        if begun is not None and finished:
+            _refuse_again(begun, model, labels)
+            begun = None
     elif model is None:
         if begun is not None:
             refuse_unnamed(begun.card.settings.network, wanted(TrainingSettings()).network)
@@ -184,6 +188,16 @@ def _opened(
     model.change(wanted(model.card.settings if begun is None else begun.card.settings))
     refuse_lookalikes(model, labels)
     return model
+
+
+def _refuse_again(finished: Unfinished, model: Model, labels: Sequence[Hashable]) -> None:
+    """Refuse images that came with a task that is finished: those of known classes would count twice."""
+    given = [encode_label(label) for label in dict.fromkeys(labels)]
+    if model.card.visits[-1].kind == "more" and any(each in finished.classes for each in given):
+        raise ModelError(
+            f"The command that was interrupted had learned all of its images already: the model knows "
+            f"{some(finished.classes)} now. There is nothing left to do."
+        )
 
 
 def _same(first: Model, second: Model) -> bool:
