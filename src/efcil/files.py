@@ -142,7 +142,8 @@ def write_atomically(path: Path, content: str | bytes | Iterable[bytes | memoryv
     except BaseException as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):  # it names the file that was asked for, not the temporary one, or none
+        if isinstance(error, OSError) and error.errno is not None:
+            # It names the file that was asked for, not the temporary one, or none.
             error.filename, error.filename2 = str(path), None
         raise
     _sync_folder(path.parent)

@@ -352,7 +352,17 @@ def sum_of_squares(module: nn.Module) -> Tensor:
     return torch.stack([parameter.square().sum() for parameter in module.parameters()]).sum()
 
 
-class Places:
+class AlwaysGoesOn:
+    """A keeper that nobody asks to stop."""
+
+    def asked(self) -> bool:
+        return False
+
+    def hold(self, trainer: Trainer, position: Position) -> None:
+        pass
+
+
+class Places(AlwaysGoesOn):
     """Keeps the state after every step."""
 
     def __init__(self) -> None:
@@ -542,7 +552,7 @@ def test_a_loss_that_is_not_finite_is_named(broken_at: int, place: str, block: i
         watch(Watcher(broken_at=broken_at), epochs=2, block=block)
 
 
-class Collector:
+class Collector(AlwaysGoesOn):
     """Keeps the positions at which it was asked to save."""
 
     def __init__(self) -> None:
@@ -667,7 +677,7 @@ def test_averaged_weights_are_those_of_a_loop_over_the_steps(execution: Executio
     torch.testing.assert_close(averaged.eval().scores(images), fresh.eval().scores(images), atol=1e-4, rtol=1e-4)
 
 
-class StopsAfter:
+class StopsAfter(AlwaysGoesOn):
     """Takes what a checkpoint has after some steps, and stops."""
 
     def __init__(self, steps: int) -> None:

@@ -81,7 +81,7 @@ def test_answers_are_as_the_document_says(client: Any, digits: Digits) -> None:
 def test_a_job_is_as_the_document_says() -> None:
     from efcil.serve.jobs import Job
 
-    job = Job("1", {"two": 3}, False, "2026-01-01")
+    job = Job("1", {"two": 3}, "task", "2026-01-01")
     schema = {"$ref": "#/components/schemas/Job"}
     assert misfit(job.to_json(), schema) is None
     job.change(state="learning", epoch=1, epochs=4, seconds_left=3.0, messages=["a line"])

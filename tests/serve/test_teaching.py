@@ -101,10 +101,16 @@ def test_more_pictures_of_a_known_class(client: Any, digits: Digits) -> None:
     assert [each["kind"] for each in client.get("/api/model").json()["visits"]] == ["task", "more"]
 
 
-def test_known_and_new_classes_together_are_refused(client: Any, digits: Digits) -> None:
-    answer = client.post("/api/teach", files=form(one=digits.train("one"), two=digits.train("two")))
-    assert answer.status_code == 409
-    assert "one after the other" in answer.json()["error"]
+def test_known_and_new_classes_together(client: Any, digits: Digits) -> None:
+    before = {each["name"]: each["images"] for each in client.get("/api/classes").json()["classes"]}
+    lonely = client.post("/api/teach", files=form(one=digits.train("one"), two=digits.train("two")[:1]))
+    assert (lonely.status_code, "too few" in lonely.json()["error"]) == (400, True)
+    job = ended(client, begin(client, one=digits.train("one"), two=digits.train("two")))
+    assert (job["state"], job["kind"]) == ("done", "both")
+    after = {each["name"]: each["images"] for each in client.get("/api/classes").json()["classes"]}
+    assert after["one"] == before["one"] + 16
+    assert 0 < after["two"] <= 16
+    assert [each["kind"] for each in client.get("/api/model").json()["visits"]] == ["task", "task", "more"]
 
 
 def test_stopped_then_resumed_is_as_if_it_had_never_stopped(

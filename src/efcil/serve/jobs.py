@@ -38,7 +38,7 @@ class Job:
 
     id: str
     classes: dict[str, int]
-    more: bool
+    kind: str  # new classes (task), more of known ones, or both
     started: str
     state: str = "starting"
     epoch: int = 0
@@ -75,7 +75,7 @@ class Job:
         return {
             "id": self.id,
             "state": self.state,
-            "kind": "more" if self.more else "task",
+            "kind": self.kind,
             "classes": [{"name": name, "images": count} for name, count in self.classes.items()],
             "progress": share,
             "epoch": self.epoch,
@@ -124,14 +124,15 @@ class Jobs:
         labels: Sequence[str],
         pictures: list[np.ndarray],
         *,
-        more: bool,
+        kind: str,
         discard: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> Job:
         """Begin a teaching; a second one at the same time is refused."""
         classes = {name: list(labels).count(name) for name in dict.fromkeys(labels)}
         current = self._keeper.current
-        job = Job(secrets.token_hex(8), classes, more, now(), before=None if current is None else current.version)
+        more = kind != "task"
+        job = Job(secrets.token_hex(8), classes, kind, now(), before=None if current is None else current.version)
         order = {
             "folder": str(self._options.folder),
             "labels": list(labels),

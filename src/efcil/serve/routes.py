@@ -110,8 +110,8 @@ OPERATIONS = (
     Operation(
         "POST", "/api/teach", api.teach, "Begin a teaching", "Job", status=202,
         description="A form in which a field `class` names the class of the images after it. New names are a task of "
-        "new classes, known names are more images of these. Predictions come from the old model until the new one "
-        "takes over. With `discard` an unfinished teaching is discarded.",
+        "new classes, known names are more images of these; both may come together. Predictions come "
+        "from the old model until the new one takes over. With `discard` an unfinished teaching is discarded.",
         body={
             "multipart/form-data": {
                 "schema": {

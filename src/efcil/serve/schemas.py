@@ -141,7 +141,7 @@ SCHEMAS: dict[str, Schema] = {
         state=_text(
             "how far it is", choices=("starting", "learning", "stopping", "loading", "done", "failed", "stopped")
         ),
-        kind=_text("new classes, or more images of known ones", choices=("task", "more")),
+        kind=_text("new classes, more images of known ones, or both", choices=("task", "more", "both")),
         classes=_list(_object("A class.", name=_text("its name"), images=_whole("how many images"))),
         progress=_number("from 0 to 1, null while that is not known", null=True),
         epoch=_whole("epochs done"),

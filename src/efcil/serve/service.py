@@ -177,28 +177,23 @@ class Service:
         names, known = list(dict.fromkeys(name for name, _ in gathered)), set(self.labels)
         for name in names:
             refuse_twin(name, known)
-        new = [name for name in names if name not in known]
-        if new and len(new) < len(names):
-            old = [name for name in names if name in known]
-            raise Refused(
-                409, f"The model knows {some(old)}, and does not know {some(new)}. Teach known and new classes one "
-                "after the other."
-            )  # fmt: skip
+        new, old = ([name for name in names if (name in known) is there] for there in (False, True))
         current = self.keeper.current
-        if not new and current is not None and not _learns_more(current):
+        if old and current is not None and not _learns_more(current):
             raise Refused(
                 409,
-                f"The model knows {some(names)} already, and its method ({current.model.card.settings.method}) cannot "
+                f"The model knows {some(old)} already, and its method ({current.model.card.settings.method}) cannot "
                 "learn more pictures of a known class.",
             )
         if not known and len(names) < 2:
             raise Refused(409, "The first teaching needs at least two classes: one alone cannot be told from anything.")
-        if new and len(gathered) < 2:
+        labels = [name for name, _ in gathered]
+        if new and sum(map(labels.count, new)) < 2:
             raise Refused(400, "One picture is too few to learn a class from. Send at least two.")
         if not discard:
-            self._refuse_unfinished(names)
-        labels = [name for name, _ in gathered]
-        return self.jobs.start(labels, [pixels for _, pixels in gathered], more=not new, discard=discard)
+            self._refuse_unfinished(new or names)
+        kind = "both" if new and old else "task" if new else "more"
+        return self.jobs.start(labels, [pixels for _, pixels in gathered], kind=kind, discard=discard)
 
     def _refuse_foreign(self) -> None:
         try:
