@@ -245,7 +245,7 @@ def test_how_a_teaching_ended_whenever_the_request_to_stop_came(
 ) -> None:
     keeper: Any = SimpleNamespace(current=SimpleNamespace(version=version), problem=None, refresh=lambda: None)
     jobs = Jobs(ServeOptions(folder), keeper, Metrics())
-    job = Job("1", {"two": 3}, False, "now", state="stopping" if asked else "learning", before="old")
+    job = Job("1", {"two": 3}, "task", "now", state="stopping" if asked else "learning", before="old")
     jobs._conclude(job, outcome, -15)
     assert job.state == expected
 
@@ -255,7 +255,7 @@ def test_a_teaching_that_has_ended_leaves_the_next_one_alone(folder: Path, monke
     jobs = Jobs(ServeOptions(folder), Keeper(folder, "cpu"), Metrics())
     another: Any = object()
     monkeypatch.setattr(jobs, "_follow", lambda job, process, *_: (process.kill(), setattr(jobs, "_process", another)))
-    jobs._run(Job("1", {"two": 3}, False, "now"), {}, [])
+    jobs._run(Job("1", {"two": 3}, "task", "now"), {}, [])
     assert jobs._process is another
 
 
