@@ -56,9 +56,3 @@ def attach(learner: Method, task: Task, recipe: Recipe) -> Contrast | None:
     made = Contrast(learner, task, recipe.contrast_temperature)
     learner.add_module(NAME, made)
     return made
-
-
-def detach(learner: Method) -> None:
-    """Remove the layers."""
-    if NAME in learner._modules:
-        del learner._modules[NAME]

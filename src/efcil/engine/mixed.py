@@ -58,9 +58,3 @@ def attach(learner: Method, task: Task, recipe: Recipe) -> MixedClasses | None:
     made = MixedClasses(learner, task, recipe.mixing)
     learner.add_module(NAME, made)
     return made
-
-
-def detach(learner: Method) -> None:
-    """Remove the rows."""
-    if NAME in learner._modules:
-        del learner._modules[NAME]

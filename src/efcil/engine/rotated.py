@@ -51,9 +51,3 @@ def attach(learner: Method, task: Task, recipe: Recipe) -> RotatedClasses | None
     made = RotatedClasses(learner, task)
     learner.add_module(NAME, made)
     return made
-
-
-def detach(learner: Method) -> None:
-    """Remove the rows."""
-    if NAME in learner._modules:
-        del learner._modules[NAME]

@@ -175,9 +175,8 @@ class Trainer:
         if self.average is not None:
             self.average.replace()
         self._refuse_broken(Position(self.recipe.epochs - 1, self.feed.steps_per_epoch))
-        rotated.detach(self.learner)
-        mixed.detach(self.learner)
-        contrast.detach(self.learner)
+        for part in (rotated, mixed, contrast):  # they exist while the task trains
+            self.learner._modules.pop(part.NAME, None)
 
     def _stopping(self, now: Position, reader: _LossReader, keeper: Keeper | None) -> Callable[[], None] | None:
         """Return what obeys a request to stop while the steps from `now` on are prepared.

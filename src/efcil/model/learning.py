@@ -118,11 +118,10 @@ def refuse_classes(model: Model, labels: Sequence[Hashable], *, more: bool, keep
     if methods.get(model.card.settings.method).traits(model.card.resolved.method).images == "all":
         raise ModelError(f"Method {model.card.settings.method} does not learn task by task. Start another model.")
     fresh = of_new_classes(model, labels)
-    known, new = (
-        sorted_classes([label for label, is_new in zip(labels, fresh, strict=True) if is_new == new])
-        for new in (False, True)
-    )
-    if not new and keep is not None and not keep.discard and checkpoint.exists(keep.folder) and more:
+    given, present = sorted_classes(labels), set(model.card.labels)
+    known, new = [label for label in given if label in present], [label for label in given if label not in present]
+    resumable = keep is not None and not keep.discard and checkpoint.exists(keep.folder)
+    if more and not new and resumable:
         raise ModelError(
             "The model has an unfinished task of new classes. Repeat the interrupted command to "
             "resume it, or add --discard to discard it."
