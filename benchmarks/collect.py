@@ -5,7 +5,8 @@
 There is a file for every dataset, and one for variants: runs with settings that differ from the preset's, the ablations
 of the paper among them. A run that a file has already is left as it is, unless --replace says that these are newer.
 Beside each file, a Markdown table of means over seeds is written, with the paper's values beside ours. What else the
-paper's studies read of a run has files of its own: components.csv, spectrum.csv, timing.csv and perturbation.csv.
+paper's studies read of a run has files of its own: components.csv, spectrum.csv, timing.csv and perturbation.csv. So
+have the classifiers beside the method's own that a run has recorded (`--classifier all`): classifiers.csv.
 
 The tables of docs/methods and of docs/results.md get what was measured, the README a few rows of the latter, and
 docs/reproduce.md all of it (`python benchmarks/collect.py` without a folder fills the pages alone).
@@ -33,7 +34,7 @@ from efcil.resolution import label, scenario_name
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import Settings, options
 from efcil.settings.options import show
-from efcil.studies.measures import Key, Measured, key_of, merge_into
+from efcil.studies.measures import CLASSIFIERS, Key, Measured, key_of, merge_into
 from efcil.studies.result import FOLDER, measures_of
 
 COLUMNS = [
@@ -51,6 +52,8 @@ HEAD = "| scenario | method | seeds | A_step | paper | A_inc | paper |"
 #: What the README shows of the table: the best method, the paper's, and what happens without one.
 IN_README = {"cs10": ("efc++", "efc", "finetune"), "ws10": ("fecam", "efc", "finetune")}
 KEY = ("dataset", "scenario", "method", "seed")
+#: In the names of runs that were tested on held-out training images.
+HELD_OUT = "held_out="
 #: As people write them; the others as our commands do.
 NAMES = {
     "adagauss": "AdaGauss", "fecam": "FeCAM", "fetril": "FeTrIL", "finetune": "fine-tuning",
@@ -148,7 +151,23 @@ def values_of(rows: list[dict[str, str]], metric: str) -> list[float]:
 
 
 def markdown(rows: list[dict[str, str]]) -> str:
-    """Return a table of means over seeds, with the paper's values where there are any."""
+    """Return a table of means over seeds, with the paper's values where there are any, and one of held-out results."""
+    lines = table([row for row in rows if HELD_OUT not in row["method"]])
+    if held_out := [row for row in rows if HELD_OUT in row["method"]]:
+        lines += ["", "On held-out training images, to choose settings by; not comparable with results on test images:"]
+        lines += ["", *table(held_out)]
+    lines += [
+        "",
+        "A row agrees where both means are within one of the paper's standard deviations, or one point, of its means.",
+        "Networks efficientnet-lite0, 1 and 2 are pre-trained on ImageNet-1K, whose photographs Tiny-ImageNet shrinks.",
+        "Commands, commits and hardware are in the CSV file. Seconds are those of the clock on the wall: a run that",
+        "shared its GPU with others (`--jobs-per-gpu`) takes longer than one alone.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: list[dict[str, str]]) -> list[str]:
+    """Return the lines of one of these tables."""
     lines = [
         "| dataset | scenario | method | seeds | A_step | paper | A_inc | paper | agrees | seconds a run |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -165,14 +184,7 @@ def markdown(rows: list[dict[str, str]]) -> str:
         cells.append(("yes" if all(verdicts) else "no") if verdicts else "")
         cells.append(f"{statistics.mean(values_of(members, 'seconds')):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "A row agrees where both means are within one of the paper's standard deviations, or one point, of its means.",
-        "Networks efficientnet-lite0, 1 and 2 are pre-trained on ImageNet-1K, whose photographs Tiny-ImageNet shrinks.",
-        "Commands, commits and hardware are in the CSV file. Seconds are those of the clock on the wall: a run that",
-        "shared its GPU with others (`--jobs-per-gpu`) takes longer than one alone.",
-    ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def compared_with(dataset: str, scenario: str, method: str, metric: str) -> PaperValue | None:
@@ -180,7 +192,7 @@ def compared_with(dataset: str, scenario: str, method: str, metric: str) -> Pape
 
     The paper's ablations have numbers of their own. It has neither other networks nor held-out training images.
     """
-    if method in ablations() or any(part in method for part in ("network=", "held_out=")):
+    if method in ablations() or any(part in method for part in ("network=", HELD_OUT)):
         return paper_value(dataset, scenario, method, metric)
     return paper_value(dataset, scenario, plain_name(method), metric)
 
@@ -315,12 +327,14 @@ def wanted_measures() -> dict[str, set[Key]]:
     return {measure: keys for measure, keys in found.items() if measure != "accuracy"}
 
 
-def add_measures(runs: Iterable[RunFolder], places: Sequence[Path], results: Path) -> None:
-    """Add what the paper's studies read of finished runs to the results files of those measures."""
-    wanted, measured = wanted_measures(), Measured()
+def add_measures(runs: Iterable[RunFolder], places: Sequence[Path], results: Path, replace_old: bool = False) -> None:
+    """Add what the paper's studies read of finished runs, and other classifiers, to the results files of those."""
+    wanted, measured = {**wanted_measures(), CLASSIFIERS: set()}, Measured()
     for run in runs:
         settings = run.read_settings()
         key = (settings.dataset, scenario_name(settings), label(settings, whole=True), settings.seed)
+        if settings.classifier == "all":
+            wanted[CLASSIFIERS].add(key)
         if names := [name for name, keys in wanted.items() if key in keys]:
             measured.read_run(run, key, names)
     for folder in sorted({file.parent for place in places for file in place.glob(f"**/{FOLDER}/*/measured-*.csv")}):
@@ -329,7 +343,7 @@ def add_measures(runs: Iterable[RunFolder], places: Sequence[Path], results: Pat
         print(f"left out: {problem}")
     for name, keys in wanted.items():
         new = {key: rows for key, rows in measured.rows.get(name, {}).items() if key in keys}
-        added = merge_into(results / f"{name}.csv", name, new) if new else []
+        added = merge_into(results / f"{name}.csv", name, new, replace=replace_old) if new else []
         print("".join(f"added to {name}.csv: {' '.join(map(str, key[1:]))}\n" for key in added), end="")
 
 
@@ -366,7 +380,7 @@ def main() -> None:
     if not options.runs:
         new = {name: [] for name in (*TITLES.values(), VARIANTS) if (options.results / f"{name}.csv").exists()}
     fill_all(new, options)
-    add_measures(finished, options.runs, options.results)
+    add_measures(finished, options.runs, options.results, options.replace)
     if options.reproduce.exists():
         reproduce.fill(options.reproduce, options.results)
     if options.results == RESULTS:

@@ -19,7 +19,7 @@ from efcil import studies
 from efcil.report import Figure, write_figure
 from efcil.studies import sheet
 from efcil.studies.estimate import END, LATER, title
-from efcil.studies.measures import Measured, key_of
+from efcil.studies.measures import Measured
 from efcil.studies.plan import measurable
 from efcil.studies.readers import FEWER, TOLERANCE, Outcome
 from efcil.studies.result import conclude, measures_of
@@ -80,7 +80,7 @@ def unmeasured(study: Study, measured: Measured) -> list[str]:
 
 def _seeds(cell: Cell, measured: Measured) -> list[int]:
     needed = measurable(cell, measures_of(cell.study))
-    return [seed for seed in cell.study.seeds if measured.has(needed, key_of(cell, seed))]
+    return [seed for seed in cell.study.seeds if measured.has(needed, cell, seed)]
 
 
 def section(study: Study, measured: Measured, results: Path = RESULTS) -> tuple[list[str], dict[str, Figure]]:

@@ -206,10 +206,8 @@ def test_what_the_results_have_is_not_planned(tmp_path: Path, capsys: pytest.Cap
     command = f"paper table1 --scenario cs10 --results {tmp_path} --output {tmp_path / 'runs'} --dry-run"
     assert main(command.split()) == 0
     lines = capsys.readouterr().out.splitlines()
-    planned = [Path(line.split()[0]) for line in lines if "to do" in line]
-    assert {path.parent.name: path.name for path in planned} == {
-        "pass": "seed1-4", **dict.fromkeys(("efc", "ewc", "lwf", "ssre"), "seed0-4")
-    }  # fmt: skip
+    planned = [line.partition("  ")[0].removeprefix("cifar100 cs10: ") for line in lines if "to do" in line]
+    assert planned == ["EWC, seeds 0-4", "LwF, seeds 0-4", "PASS, seeds 1-4", "SSRE, seeds 0-4", "EFC, seeds 0-4"]
     assert "30 runs: 6 done, 24 to train." in " ".join(lines)
 
 
@@ -247,6 +245,17 @@ def test_ablations_are_compared_with_their_own_numbers() -> None:
         assert (cells[5], cells[7]) == (step, average), method
 
 
+def test_held_out_results_have_a_table_of_their_own() -> None:
+    text = collect.markdown([*rows("efc+epochs=3", 0), *rows("efc+held_out=0.1", 0), *rows("lwf+epochs=3", 0)])
+    tested, _, held_out = text.partition("On held-out training images")
+    assert "| efc+epochs=3 |" in tested
+    assert "| lwf+epochs=3 |" in tested
+    assert "held_out=" not in tested
+    lines = [line for line in held_out.splitlines() if line.startswith("| cifar100")]
+    assert [line.split(" | ")[2] for line in lines] == ["efc+held_out=0.1"]
+    assert "held-out" not in collect.markdown(rows("efc", 0))
+
+
 def test_all_ablations_of_the_paper_have_labels_that_are_known() -> None:
     labels = {cell.label for name in studies.names() for cell in studies.load(name).cells(None)}
     assert {name for name in labels if name.startswith("efc+") and "class_order" not in name} <= collect.ablations()
@@ -273,6 +282,23 @@ def test_what_studies_read_gets_files_of_its_own(
     before = (tmp_path / "timing.csv").read_bytes()
     gather(tmp_path / "runs", tmp_path, monkeypatch)
     assert (tmp_path / "timing.csv").read_bytes() == before
+
+
+def test_classifiers_beside_the_methods_own_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = ["run", "--scenario", "cs5", "--epochs", "1", "--device", "cpu", "--quiet", "--output", str(tmp_path / "a")]
+    assert main([*short, "--method", "fetril", "--classifier", "all"]) == 0
+    assert main([*short, "--method", "fetril"]) == 0
+    summary = json.loads(next((tmp_path / "a").glob("**/*all*/seed0/summary.json")).read_text())
+    found = gather(tmp_path / "a", tmp_path / "results", monkeypatch)
+    kept = found["classifiers"]
+    assert {row["method"] for row in kept} == {"fetril+classifier=all+epochs=1"}
+    assert {row["classifier"]: row["A_step"] for row in kept} == {
+        name: f"{each['A_step']:.4f}".rstrip("0").rstrip(".") for name, each in summary["classifiers"].items()
+    }
+    assert len(found["variants"]) == 2, "a row for every run, as before"
+    before = (tmp_path / "results" / "classifiers.csv").read_bytes()
+    gather(tmp_path / "a", tmp_path / "results", monkeypatch)
+    assert (tmp_path / "results" / "classifiers.csv").read_bytes() == before
 
 
 def test_the_page_of_the_paper_is_up_to_date() -> None:

@@ -373,6 +373,21 @@ def test_a_process_ends_without_a_word_of_its_libraries(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(("processes", "expected"), [(1, "0\nending"), (2, "0")])
+def test_a_process_of_several_ends_at_once(processes: int, expected: str) -> None:
+    """While Python ends, a thread that still releases a message would abort the process."""
+    code = (
+        "import atexit, sys; sys.argv = ['efcil', '--version']; atexit.register(print, 'ending');"
+        "from efcil.cli import command; command()"
+    )
+    place = {"RANK": "0", "WORLD_SIZE": str(processes), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    environment = {**os.environ, **place, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    version, _, rest = done.stdout.strip().partition("\n")
+    assert version.startswith("efcil ")
+    assert f"{done.returncode}\n{rest}".strip() == expected
+
+
 class TestMistakes:
     """Every mistake in a command is named once, whatever the number of runs; the exit code is 2."""
 

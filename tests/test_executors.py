@@ -739,9 +739,10 @@ def test_printed_commands_need_no_working_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EFCIL_METHODS", "own.py")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("PYTHONPATH", "networks")
     (line,) = printed(capsys, "--method", "efc", "--class-order", "order.txt")
     assert line[:1] == ["env"]
-    assert {"OMP_NUM_THREADS=3", f"EFCIL_METHODS={own}"} <= set(line)
+    assert {"OMP_NUM_THREADS=3", f"EFCIL_METHODS={own}", f"PYTHONPATH={tmp_path / 'networks'}"} <= set(line)
     assert line[line.index("--class-order") + 1] == str(tmp_path / "order.txt")
 
 

@@ -770,7 +770,7 @@ class TestDisk:
     def test_a_read_only_folder(self, few: Dataset, tmp_path: Path) -> None:
         output = tmp_path / "runs"
         output.mkdir(mode=0o555)
-        with pytest.raises(RunFolderError, match="Nothing has been trained; choose another folder, or make"):
+        with pytest.raises(RunFolderError, match="Nothing has been changed; choose another folder, or make"):
             run_one(self.settings, output, few, quiet=True)
         assert list(output.iterdir()) == []
 

@@ -111,13 +111,16 @@ class TestValues:
             method_settings(Example, {"wieght": 1})
         assert all(name in str(error.value) for name in options(Example))
 
+    def test_a_number_of_tasks_implies_a_scenario_of_its_own(self) -> None:
+        assert Settings(tasks=3).scenario == "custom"
+
     def test_settings_check_themselves(self) -> None:
         wrongs: list[dict[str, Any]] = [
             {"epochs": 0},
             {"seed": -1},
             {"precision": "fp16"},
             {"held_out": 1.0},
-            {"tasks": 3},
+            {"scenario": "cs5", "tasks": 3},
         ]
         for wrong in wrongs:
             with pytest.raises(SettingsError):

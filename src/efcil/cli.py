@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from efcil import ranks
@@ -74,8 +75,16 @@ def command() -> NoReturn:
 
     Python collects garbage once more when it ends, which takes a third of a second with torch: nothing is left to do.
     Triton, where it was loaded, would print what is not collected.
+
+    A process of several ends at once: a thread of torch.distributed may still be releasing the tensor of the last
+    message, and the process would be aborted if Python was ending by then.
     """
     code = main()
+    if ranks.launched().size > 1:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
     if "triton" not in sys.modules:
         gc.freeze()
     sys.exit(code)

@@ -182,7 +182,7 @@ def refuse_unwritable(folder: Path, needed: int) -> None:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise RunFolderError(
-            f"Nothing can be written to {folder} ({error.strerror or error}). Nothing has been trained; choose another "
+            f"Nothing can be written to {folder} ({error.strerror or error}). Nothing has been changed; choose another "
             "folder, or make this one writable."
         ) from error
     refuse_full(folder, needed, free)

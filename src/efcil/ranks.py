@@ -1,8 +1,9 @@
 """One run in several processes: who this process is, and how it talks to the others.
 
 `torchrun` starts the processes and numbers them (ranks). All of them execute the same program and hold the same state.
-What is shared is the network: `network/split.py` lets every process compute its part of a batch. Only the first one
-reads and writes the files of a run, and prints.
+What is shared is the network: `network/split.py` lets every process compute its part of a batch. The processes of one
+machine also share the work of decoding images, and one copy of them (`data/together.py`). Only the first one reads and
+writes the files of a run, and prints.
 
 This is the only module that imports torch.distributed. In a single process everything here returns at once.
 """
@@ -19,9 +20,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from efcil.errors import TrainingError
+from efcil.errors import DataError, TrainingError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,8 @@ POLL_SECONDS = 0.02
 LEAVING_SECONDS = 25.0
 #: Numbers that are computed by every process for itself may differ by this share of the largest one.
 TOLERANCE = 0.02
-#: With the value `host`, NCCL is not used: a GPU can then be tried out with several processes.
+#: With the value `host`, NCCL is not used: a GPU can then be tried out with several processes. With `uncaptured`, its
+#: messages are no part of a CUDA graph, and neither is a training step.
 MESSAGES_VARIABLE = "EFCIL_MESSAGES"
 #: What torchrun sets, and other launchers do not.
 RUN_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -60,6 +62,8 @@ class _World:
     store: Any = None
     #: How many times something was left to one process; it names the place of the answer in the store.
     asked: int = 0
+    #: The ranks of the processes on this machine that can open each other's files, in order; none: only this one.
+    mates: range = range(0)
 
 
 _world = _World()
@@ -113,6 +117,11 @@ def through_host() -> bool:
     return os.environ.get(MESSAGES_VARIABLE) == "host"
 
 
+def capturable() -> bool:
+    """Return whether what the processes send each other may be part of a CUDA graph: NCCL's messages only."""
+    return not several() or os.environ.get(MESSAGES_VARIABLE) not in ("host", "uncaptured")
+
+
 @contextmanager
 def joined() -> Iterator[None]:
     """Connect the processes that `torchrun` has started; does nothing if there is only one."""
@@ -136,6 +145,7 @@ def joined() -> Iterator[None]:
         )
     _world.place, _world.store, _world.asked = found, dist.PrefixStore("efcil", store), 0
     try:
+        _world.mates = _found_mates()
         yield
         anyone(False)  # the last one to finish may still need the others
         with suppress(RuntimeError):
@@ -144,7 +154,7 @@ def joined() -> Iterator[None]:
         _leave_together()
         raise
     finally:
-        _world.place, _world.store = Place(), None
+        _world.place, _world.store, _world.mates = Place(), None, range(0)
 
 
 def _leave_together() -> None:
@@ -198,17 +208,16 @@ def share(rows: int) -> slice:
 
 def gather(own: Tensor) -> Tensor:
     """Return the tensors of all processes, which have one shape, stacked in their order."""
-    import torch
     import torch.distributed as dist
 
     own = own.detach().contiguous()
     if not several():
         return own[None]
     sent = _sent(own)
-    found = [torch.empty_like(sent) for _ in range(count())]
+    found = sent.new_empty(count(), *sent.shape)
     with _connected():
-        dist.all_gather(found, sent)
-    return torch.stack(found).to(own.device)
+        dist.all_gather(list(found.unbind()), sent)
+    return found.to(own.device)
 
 
 def gather_rows(own: Tensor, rows: int) -> Tensor:
@@ -306,14 +315,14 @@ def _digest(state: Mapping[str, Tensor]) -> bytes:
     return total.digest()
 
 
-def broadcast(tensor: Tensor) -> Tensor:
-    """Return the first process's tensor; all have one shape and type."""
+def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
+    """Return one process's tensor, the first one's unless said otherwise; all have one shape and type."""
     import torch.distributed as dist
 
     sent = _sent(tensor.detach().contiguous().clone())
     if several():
         with _connected():
-            dist.broadcast(sent, 0)
+            dist.broadcast(sent, source)
     return sent.to(tensor.device)
 
 
@@ -342,15 +351,35 @@ def from_first(value: Any) -> Any:
 
 def bytes_from_first(content: bytes) -> bytes:
     """Return the first process's bytes."""
-    if not several():
-        return content
+    return _bytes_from(0, content) if several() else content
+
+
+def _bytes_from(source: int, content: bytes) -> bytes:
     import torch
 
-    length = broadcast(torch.tensor([len(content)]))
+    length = broadcast(torch.tensor([len(content)]), source)
     sent = torch.zeros(int(length), dtype=torch.uint8)
-    if first() and content:
+    if _world.place.rank == source and content:
         sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return broadcast(sent).numpy().tobytes()
+    return broadcast(sent, source).numpy().tobytes()
+
+
+def fail_together(error: DataError | None) -> None:
+    """Raise if this process has failed, or any other: in the first one the error of the first that has.
+
+    The others raise `Followed`, as the sentence is to be said once.
+    """
+    if not several():
+        if error is not None:
+            raise error
+        return
+    import torch
+
+    failed = gather(torch.tensor(error is not None)).tolist()
+    if True not in failed:
+        return
+    text = _bytes_from(failed.index(True), str(error or "").encode()).decode()
+    raise DataError(text) if first() else Followed("The first process of this run has stopped.")
 
 
 def first_does(work: Callable[[], Result]) -> Result:
@@ -392,6 +421,86 @@ def in_turn(work: Callable[[], Result]) -> Result:
         return result
     _wait_for(key)
     return work()
+
+
+# -- the processes of one machine ------------------------------------------------------------------------------------
+
+
+def mates() -> range:
+    """Return the ranks of the processes that share one copy of images with this one, which is among them."""
+    return _world.mates or range(_world.place.rank, _world.place.rank + 1)
+
+
+def part(rows: int) -> slice:
+    """Return the part of `rows` rows that this process brings for its machine."""
+    some = mates()
+    here = some.index(_world.place.rank)
+    return slice(here * rows // len(some), (here + 1) * rows // len(some))
+
+
+def one_file(make: Callable[[], IO[bytes]]) -> IO[bytes]:
+    """Return the file that the first process of this machine makes: all of the machine have opened the same one.
+
+    It need not have a name. So there is nothing to remove, however the processes end. All processes of a run must call
+    this together; if one cannot make its file, all fail.
+    """
+    error, made = None, None
+    if mates()[0] == _world.place.rank:
+        try:
+            made = make()
+        except DataError as failure:
+            error = failure
+    fail_together(error)
+    return made if made is not None and len(mates()) == 1 else _opened(made)
+
+
+def _opened(made: IO[bytes] | None) -> IO[bytes]:
+    """Return the file that the first process of this machine has made, which is `made` there."""
+    import torch
+
+    names = gather(torch.tensor([os.getpid(), -1 if made is None else made.fileno()])).tolist()
+    process, number = names[mates()[0]]
+    try:
+        return made or open(f"/proc/{process}/fd/{number}", "r+b", buffering=0)
+    finally:
+        anyone(False)  # nobody closes it before all have opened it
+
+
+def in_memory() -> IO[bytes]:
+    """Return a new file without a name, in memory; only Linux has them."""
+    try:
+        return os.fdopen(os.memfd_create("efcil"), "r+b", buffering=0)
+    except OSError as error:
+        raise DataError(f"The system has no memory that processes can share ({error.strerror or error}).") from error
+
+
+def _found_mates() -> range:
+    """Find out whether the processes of each machine can open each other's files; none if one of them cannot."""
+    import torch
+
+    here = _world.place
+    near = range(here.rank - here.local_rank, here.rank - here.local_rank + here.local_size)
+    alike = here.local_size > 1 and near[0] % here.local_size == 0 and near[-1] < here.size
+    alike = alike and hasattr(os, "memfd_create")
+    sizes = gather(torch.tensor(here.local_size if alike else 0))
+    if not bool((sizes == sizes[0]).all()) or not alike:
+        return range(0)
+    _world.mates = near
+    try:
+        with one_file(_marked) as file:
+            file.seek(0)
+            seen = int.from_bytes(file.read())
+    except (OSError, DataError, Followed):
+        seen = -1
+    marks = gather(torch.tensor(seen)).tolist()
+    same = seen >= 0 and seen == marks[near[0]]
+    return range(0) if anyone(not same) else near
+
+
+def _marked() -> IO[bytes]:
+    file = in_memory()
+    file.write(os.urandom(7))
+    return file
 
 
 def _wait_for(key: str) -> str:

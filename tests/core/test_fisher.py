@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from efcil.core import fisher
@@ -70,27 +73,41 @@ def test_squares_are_added_with_their_weight() -> None:
     torch.testing.assert_close(totals[0], torch.tensor([3.0, 4.5]))
 
 
-def test_squares_of_every_image_by_itself() -> None:
+def of_other_layers() -> nn.Module:
+    """A backbone as people write them: biases, groups, dilation, a linear layer at the end."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding="same"),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, groups=2, dilation=2, bias=False),
+        nn.BatchNorm2d(4, affine=False),
+        nn.Flatten(),
+        nn.Linear(64, 8),
+    )
+
+
+@pytest.mark.parametrize("make", [lambda: ResNet((4, 8), (1, 1)), of_other_layers], ids=["resnet", "others"])
+def test_squares_of_every_image_by_itself(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    module, images = ResNet((4, 8), (1, 1)).eval(), torch.randn(5, 3, 8, 8)
-    for norm in (layer for layer in module.modules() if isinstance(layer, torch.nn.BatchNorm2d)):
-        torch.nn.init.uniform_(norm.running_mean)
-        torch.nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    module, images = make().eval(), torch.randn(5, 3, 8, 8)
+    for norm in (layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.running_mean)
+        nn.init.uniform_(norm.running_var, 0.5, 2.0)
         norm.eps = 0.1  # large enough to be missed
     weight, labels = torch.randn(3, 8), torch.tensor([0, 1, 2, 0, 1])
 
-    def loss(features: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
-        return functional.cross_entropy(features @ weight.T, labels[rows], reduction="sum")
+    def loss(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(features @ weight.T, labels, reduction="sum")
 
     parameters = list(module.parameters())
     expected = [torch.ones_like(parameter) for parameter in parameters]
     for place in range(len(images)):
         one = slice(place, place + 1)
-        gradients = torch.autograd.grad(loss(module(images[one]), one), parameters)
+        gradients = torch.autograd.grad(loss(module(images[one]), labels[one]), parameters)
         for total, gradient in zip(expected, gradients, strict=True):
             total += 0.5 * gradient.square()
     totals = [torch.ones_like(parameter) for parameter in parameters]
-    fisher.add_squares_per_image(totals, module, images, loss, 0.5)
+    fisher.add_squares_per_image(totals, module, images, labels, loss, 0.5)
     torch.testing.assert_close(totals, expected)
 
 

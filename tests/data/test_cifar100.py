@@ -17,8 +17,9 @@ import pytest
 import shards as shard_files
 from shards import png
 
+from efcil.data import cache
 from efcil.data.images import Dataset
-from efcil.data.sources import SourceOptions, load_dataset
+from efcil.data.sources import SourceOptions, cifar, load_dataset
 from efcil.data.sources.cifar100 import CLASS_NAMES
 from efcil.errors import DataError, SettingsError
 
@@ -86,6 +87,20 @@ def test_the_hubs_names_are_spelt_as_published_and_another_order_is_refused(tmp_
     moved = [*CLASS_NAMES[1:], CLASS_NAMES[0]]
     with pytest.raises(DataError, match=r"another order than CIFAR-100: class 0 is 'apple' and 'aquarium_fish'"):
         load(write(moved), tmp_path)
+
+
+def test_a_cache_from_before_orders_were_compared_does_not_hide_another_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split, images, labels in (("train", TRAIN, TRAIN_LABELS), ("test", TEST, TEST_LABELS)):
+        file = tmp_path / "cifar100" / f"{split}-00000-of-00001.parquet"
+        write_shard(file, [png(image) for image in images], labels, names=[*CLASS_NAMES[1:], CLASS_NAMES[0]])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(cache, "FORMAT", 2)
+        earlier.setattr(cifar, "published_names", lambda found, *_: found)
+        assert load(tmp_path, tmp_path).class_names[0] == "aquarium_fish"
+    with pytest.raises(DataError, match="another order than CIFAR-100"):
+        load(tmp_path, tmp_path)
 
 
 def test_changed_shards_are_decoded_again(shards: Path, tmp_path: Path) -> None:

@@ -348,3 +348,47 @@ class TestHeif:
         for read in (lambda: decode_image(content, Fit(8)), lambda: short_side(content)):
             with pytest.raises(DataError, match=r'^The test image is a HEIF image.*pip install "efcil\[heic\]"'):
                 read()
+
+
+@pytest.mark.skipif(not decode.READS_AVIF, reason="this build of Pillow has no AVIF decoder")
+class TestAvif:
+    """Photographs of telephones and of web pages, where Pillow has a decoder for them."""
+
+    @staticmethod
+    def avif(pixels: np.ndarray, orientation: int = 1) -> bytes:
+        exif, stream = Image.Exif(), io.BytesIO()
+        exif[0x0112] = orientation
+        Image.fromarray(pixels).save(stream, "AVIF", quality=95, exif=exif)
+        return stream.getvalue()
+
+    @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+    def test_they_look_like_jpeg_files_turned_as_these_are(self, orientation: int) -> None:
+        pixels, exif = photograph(413, 301), Image.Exif()
+        exif[0x0112] = orientation
+        fit = Fit(16, resize=True, orient=True, reduce=True)
+        expected = decode_image(encode(Image.fromarray(pixels), "JPEG", quality=95, exif=exif), fit)
+        found = decode_image(Encoded(self.avif(pixels, orientation), "The test image"), fit)
+        assert differences(found, expected).max() <= 12
+
+    def test_they_are_found_by_suffix_and_known_by_content(self, tmp_path: Path) -> None:
+        assert ".avif" in decode.SUFFIXES
+        (tmp_path / "photo.jpg").write_bytes(self.avif(photograph(64, 48)))
+        assert short_side(Encoded(tmp_path / "photo.jpg", "The test image")) == 48
+
+    def test_hostile_files_are_refused_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        content = self.avif(np.zeros((600, 600, 3), np.uint8))
+        for hostile in (content[: len(content) // 2], content[:40], content[:12] + b"\xff" * 400):
+            with pytest.raises(DataError, match="The test image"):
+                decode_image(Encoded(hostile, "The test image"), Fit(64))
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+        with pytest.raises(DataError, match=r"The test image is refused: .*decompression bomb"):
+            decode_image(Encoded(content, "The test image"), Fit(16, resize=True))
+
+
+def test_without_a_decoder_of_avif_the_answer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "READS_AVIF", False)
+    monkeypatch.setattr(decode, "FORMATS", tuple(each for each in decode.FORMATS if each != "AVIF"))
+    content = Encoded(b"\0\0\0\x18ftypavif" + b"\0" * 100, "The test image")
+    for read in (lambda: decode_image(content, Fit(8)), lambda: short_side(content)):
+        with pytest.raises(DataError, match=r'^The test image is an AVIF image.*pip install "pillow>=11.3"'):
+            read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -236,6 +237,78 @@ def test_configurations_are_chosen_by_name(flowers: Path, tmp_path: Path) -> Non
     assert (small.name, len(small.train)) == (f"{NAME}/small", 2)
 
 
+def declare(folder: Path, configurations: str) -> None:
+    (folder / "README.md").write_text(f"---\nlicense: mit\nconfigs:\n{configurations}---\n\n# Flowers\n")
+
+
+def test_readme_declares_which_files_are_of_which_split(flowers: Path, tmp_path: Path) -> None:
+    """As of many datasets of the Hub, whose files may have any names."""
+    check(load(flowers, tmp_path))
+    declare(flowers, "- data_files:\n    train: data/test-*\n    test: data/train-*\n")
+    assert len(load(flowers, tmp_path).train) == 3  # the cached entry has the same files, but other splits
+    shutil.copytree(flowers / "data", flowers / "other" / "deep")
+    for name in ("train-00000-of-00002", "train-00001-of-00002"):
+        (flowers / "other" / "deep" / f"{name}.parquet").unlink()
+    test = "  - split: test\n    path:\n    - data/train-00001*\n"
+    declare(
+        flowers,
+        f"- config_name: plain\n  default: true\n  data_files:\n  - split: train\n    path: data/test-*\n{test}"
+        "- config_name: other\n  data_files:\n    Train: ./data/train-0000?-of-*\n    test: [other/**/t*.parquet]\n",
+    )
+    with pytest.raises(DataError, match=r"lacks train-00000-of-00002\.parquet"):
+        load(flowers, tmp_path)
+    (flowers / "data" / "train-00001-of-00002.parquet").rename(flowers / "data" / "train-00001.parquet")
+    found = load(flowers, tmp_path)
+    assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([2, 0, 1], [2])
+    (flowers / "data" / "train-00001.parquet").rename(flowers / "data" / "train-00001-of-00002.parquet")
+    other = load(flowers, tmp_path, f"{NAME}/other")
+    assert (len(other.train), other.test.labels.tolist()) == (6, [2, 0, 1])
+
+
+def test_a_folder_can_be_declared_and_a_readme_without_files_changes_nothing(flowers: Path, tmp_path: Path) -> None:
+    write(flowers / "small" / "train-0.parquet", [0, 1])
+    write(flowers / "small" / "test-0.parquet", [0, 1])
+    declare(flowers, "- config_name: default\n  data_dir: data\n- config_name: small\n  data_dir: small\n")
+    check(load(flowers, tmp_path))
+    assert len(load(flowers, tmp_path, f"{NAME}/small").train) == 2
+    declare(flowers, "- config_name: small\n")
+    assert len(load(flowers, tmp_path, f"{NAME}/small").train) == 2
+    (flowers / "README.md").write_text("# Flowers\n\n---\nconfigs: are explained below\n---\n")
+    assert len(load(flowers, tmp_path, f"{NAME}/small").train) == 2
+
+
+_SPLIT = "- data_files:\n  - split: {}\n    path: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (
+            _SPLIT.format("train", "images/*.parquet"),
+            r"files of the split train are images/\*\.parquet, but .* holds no",
+        ),
+        (
+            "- data_files:\n    train: data/*\n    test: data/test*\n",
+            r"data/test-0\S+ to be of two splits, train and t",
+        ),
+        ("- config_name: a\n  data_dir: a\n- config_name: b\n  data_dir: b\n", "none of them the default: a, b"),
+        ("- data_dir: a\n- config_name: default\n  data_dir: b\n", "declares a configuration twice"),
+        ("- data_dir: none\n", r"the files are none/\*\*, but"),
+        (_SPLIT.format("train", "../secret/*"), r"not in the folder: '\.\./secret/\*'"),
+        (_SPLIT.format("train", "hf://datasets/a/b/c.parquet"), "not in the folder"),
+        (_SPLIT.format("train", 3), "is not understood"),
+        (_SPLIT.format(3, "data/*"), "is not understood"),
+        ("- data_files: []\n", "is not understood"),
+        ("- 3\n", "is not understood"),
+        ("- [\n", "cannot be read"),
+    ],
+)
+def test_what_contradicts_the_declaration_is_refused(flowers: Path, tmp_path: Path, declared: str, words: str) -> None:
+    declare(flowers, declared)
+    with pytest.raises(DataError, match=words):
+        load(flowers, tmp_path)
+
+
 @pytest.mark.parametrize("converted", [False, True])
 def test_it_is_downloaded_where_there_is_no_path(
     flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: bool
@@ -253,7 +326,7 @@ def test_it_is_downloaded_where_there_is_no_path(
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     check(load(None, tmp_path))
     revisions = [None, "refs/convert/parquet"] if converted else [None]
-    assert asked == [("somebody/flowers", revision, "dataset", ["*.parquet"]) for revision in revisions]
+    assert asked == [("somebody/flowers", revision, "dataset", ["*.parquet", "README.md"]) for revision in revisions]
     assert not (flowers / ".efcil-cache").exists()
 
 

@@ -24,7 +24,7 @@ def pixels(count: int = 7) -> np.ndarray:
 def test_rows_of_a_memory_map_in_pieces(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "images.npy", pixels())
     images = np.load(tmp_path / "images.npy", mmap_mode="r")
-    monkeypatch.setattr(store, "PIECE_BYTES", piece)
+    monkeypatch.setattr(store, "CPU_PIECE_BYTES", piece)
     rows = np.array([5, 0, 6, 3])
     found, kept = resident(images, rows, CPU)
     assert (kept.tier, kept.count, kept.bytes) == ("device", 4, 4 * 48)

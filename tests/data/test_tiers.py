@@ -226,7 +226,7 @@ def test_without_memory_the_images_are_in_a_file(
 
 def spooled(spool: Spool, pieces: list[int]) -> tuple[torch.Tensor, Kept]:
     for number, length in enumerate(pieces):
-        spool.add(np.full(length, number, np.uint8), number + 1)
+        spool.put(np.full(length, number, np.uint8), spool.reserve([1], [length]))
     return spool.finish()
 
 
@@ -251,7 +251,7 @@ def test_they_are_refused_as_soon_as_it_is_clear(tmp_path: Path, monkeypatch: py
     known_room(monkeypatch, 50, 50, 1000)
     spool = Spool(Keeping(folder=tmp_path), CPU, 3)
     with pytest.raises(DataError, match="3 images need"):
-        spool.add(np.zeros(251, np.uint8), 1)
+        spool.reserve([1], [251])
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -20,7 +20,7 @@ from efcil.testing.stream import FUSED, PLAIN, SHORT, Stream, blueprint, fitting
 from efcil.testing.trial import LAST, QUICK, resumed
 
 CONTRAST = replace(SHORT, contrast=0.5)
-ALLOWING = sorted(name for name, method in methods.bundled().items() if method.rotates_later)
+ALLOWING = sorted(name for name, method in methods.bundled().items() if method.extra_terms)
 
 
 @pytest.fixture(scope="module")

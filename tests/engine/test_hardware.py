@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from efcil import ranks
 from efcil.compiled import compiled
 from efcil.engine.hardware import MPS_SHARE, choose_execution, describe, refuse_broken_products, switches
 from efcil.engine.trainer import Execution
@@ -89,6 +90,14 @@ def card(monkeypatch):
 def test_gpus_with_bf16_take_the_fused_path(card, capability):
     device = card("a GPU", capability)
     assert choose_execution(Settings()) == Execution(device, half=True, fused=True, captured=True)
+
+
+@pytest.mark.parametrize(("messages", "captured"), [("", True), ("host", False), ("uncaptured", False)])
+def test_steps_of_several_processes_are_captured_with_their_messages_by_nccl(card, monkeypatch, messages, captured):
+    device = card("a GPU", (9, 0))
+    monkeypatch.setattr(ranks._world, "place", ranks.Place(0, 2, 0, 1))
+    monkeypatch.setenv(ranks.MESSAGES_VARIABLE, messages)
+    assert choose_execution(Settings()) == Execution(device, half=True, fused=True, captured=captured)
 
 
 @pytest.mark.parametrize(("name", "capability"), [("Tesla T4", (7, 5)), ("an AMD GPU", None)])

@@ -108,6 +108,6 @@ def test_plain_and_fused_paths_agree(stream: Stream) -> None:
 
 
 def test_methods_that_cannot_have_them_do_not(stream: Stream) -> None:
-    assert not methods.get("pass").rotates_later
+    assert not methods.get("pass").extra_terms
     method = stream.start("pass")
     assert "rotation" not in stream.train(method, 1, ROTATED)[-1]

@@ -218,6 +218,15 @@ def test_a_short_last_batch_may_have_fewer_images_than_are_wanted_again() -> Non
     assert watcher.plans[1][0] == 6, "the method is told that only six of them count"
 
 
+def test_a_task_that_trains_nothing_makes_no_room_for_steps() -> None:
+    """A block of steps with images of 224 pixels takes 650 MB, most of what learning a folder needs."""
+    for epochs in (0, 1):
+        recipe = Recipe(epochs=epochs, batch_size=BATCH)
+        trainer = Trainer(first(), images_of(0), task_of(0), recipe, PLAIN)
+        trainer.run()
+        assert ("images" in vars(trainer.feed)) is bool(epochs)
+
+
 def test_nothing_is_shown_again_in_the_first_task() -> None:
     assert Feed(Watcher(repeats=5), images_of(0), task_of(0), BATCH).repeats == 0
 
@@ -591,6 +600,18 @@ def test_weights_that_the_last_step_has_broken_are_noticed(collector: Collector 
         trainer.run(keeper=collector)
     if collector is not None:
         assert collector.saved[-1] == (1, 5)
+
+
+class Unnamed(Watcher):
+    """Returns its loss as PyTorch's functions do."""
+
+    def loss(self, batch: Batch) -> Terms:
+        return sum(super().loss(batch).values())  # type: ignore[return-value]
+
+
+def test_a_loss_without_names_is_refused() -> None:
+    with pytest.raises(TrainingError, match=r"returned a tensor. Return terms by name"):
+        watch(Unnamed(), epochs=1)
 
 
 def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,12 @@ from efcil.methods import bundled, incremental
 #: the temperature of its authors' code: with that of the EFC paper it needs more steps than a test can take.
 FROZEN: dict[str, tuple[float, float, dict[str, Any]]] = {
     "adagauss": (90.4, 82.0, {"bottleneck": 16}),
+    "adc": (86.8, 80.8, {}),
     "apr": (91.6, 85.6, {}),
     "bicyc": (92.4, 82.5, {"bottleneck": 16}),
     "cedar": (91.2, 73.5, {}),
     "dpcr": (88.0, 79.2, {}),
+    "ds-al": (94.0, 86.2, {}),
     "efc": (78.4, 72.1, {}),
     "efc++": (90.8, 77.5, {}),
     "ewc": (70.4, 63.9, {}),

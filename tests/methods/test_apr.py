@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from efcil.core import transport
 from efcil.core.pseudo_old import descend
-from efcil.methods.apr import AdversarialPseudoReplay, nearest
+from efcil.methods.apr import AdversarialPseudoReplay
+from efcil.methods.attacked import nearest
 from efcil.methods.base import Plan
 from efcil.network import attack
 from efcil.resolution import resolve

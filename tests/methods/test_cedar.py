@@ -239,9 +239,8 @@ def test_learns_where_all_old_classes_were_forgotten() -> None:
 def test_studies_of_the_research_log_can_be_planned(file: Path) -> None:
     study = studies.load(str(file))
     cells = study.cells()
-    assert len({(cell.dataset, cell.scenario, cell.label) for cell in cells}) == len(cells), (
-        "Two rows are the same run."
-    )
+    read = {(cell.dataset, cell.scenario, cell.label, cell.variant.classifier) for cell in cells}
+    assert len(read) == len(cells), "Two rows read the same classifier of the same run."
     for cell in cells:
         refuse_unused([cell.settings], cell.settings.overrides)
     log = (ROOT / "docs" / "research-log.md").read_text(encoding="utf-8")

@@ -24,6 +24,7 @@ from efcil.methods.memory import ClassMemory
 from efcil.network.resnet import ResNet
 from efcil.settings import option
 from efcil.testing import BACKBONE_CHECKS, METHOD_CHECKS, LeftOut, check_backbone, check_method, on_trial
+from efcil.testing.stream import blueprint, short_stream
 
 BROKEN: list[tuple[type[Method], str, str]] = []
 
@@ -114,6 +115,42 @@ class Random(Sound):
         self.memory.means += torch.rand(())
 
 
+class Projected(Sound):
+    """Makes layers as PyTorch does: one for good, and one for every task."""
+
+    def __init__(self, network, settings=None):
+        super().__init__(network, settings)
+        self.keep("scale", nn.Linear(1, 1), why="tests")
+        self.projector = None
+
+    def begin_task(self, task):
+        super().begin_task(task)
+        self.projector = nn.Linear(self.network.feature_size, 4)
+
+    def parameter_groups(self, recipe):
+        own = [*self.scale.parameters(), *self.projector.parameters()]
+        return [*super().parameter_groups(recipe), {"params": own, "learning_rate": recipe.learning_rate}]
+
+    def loss(self, batch):
+        projected = self.projector(self.network.features(batch.images)).square().mean()
+        return super().loss(batch) | {"projected": self.scale(projected[None])[0]}
+
+    def end_task(self, task, data):
+        super().end_task(task, data)
+        self.projector = None
+
+
+def test_new_layers_follow_from_the_seed() -> None:
+    """In a whole run too, where the first task is trained by the engine, whatever the global random state."""
+    assert not [each for each in check_method(Projected) if each.outcome == "failed"]
+    stream, made = short_stream(), []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        plan = blueprint(Projected, Projected.Settings())
+        made.append(plan.around(stream.network_state).scale.weight.item())
+    assert made[0] == made[1]
+
+
 @broken("saved_state_is_complete", "Scores differ after loading")
 class Forgetful(Sound):
     bias = 0.0
@@ -186,6 +223,22 @@ class HeadsAlone(Sound):
     def loss(self, batch):
         features = self.network.features(batch.images).detach()
         return {"current": cross_entropy(self.network.logits(features), batch.labels)}
+
+
+@broken("gradients_reach_what_is_trained", "call self.freeze_old_heads() in begin_task")
+class NewestAlone(Sound):
+    def begin_task(self, task):
+        Method.begin_task(self, task)
+
+    def loss(self, batch):
+        logits = self.network.newest_logits(self.network.features(batch.images))
+        return {"current": cross_entropy(logits, batch.labels - sum(self.network.head_sizes[:-1]))}
+
+
+@broken("training_is_announced", "begin as FrozenBackbone does")
+class Still(Sound):
+    def parameter_groups(self, recipe):
+        return []
 
 
 @broken("gradients_reach_what_is_trained", "is not in parameter_groups")
@@ -382,6 +435,11 @@ class Dropping(Small):
         return nn.functional.dropout(super().forward(images), training=True)
 
 
+class DroppingInTraining(Small):
+    def forward(self, images):
+        return nn.functional.dropout(super().forward(images), training=self.training)
+
+
 class Centred(Small):
     def forward(self, images):
         features = super().forward(images)
@@ -423,6 +481,7 @@ class Scaled(Small):
         (lambda: 3, "gives_features", "a int, not a torch.nn.Module"),
         (Constant, "features_tell_images_apart", "the same features"),
         (Dropping, "eval_is_deterministic", "differ the second time"),
+        (DroppingInTraining, "training_is_deterministic", "others after an interruption"),
         (Centred, "eval_is_deterministic", "in another batch"),
         (Unused, "every_parameter_gets_a_gradient", "spare.weight gets no gradient"),
         (Constant, "every_parameter_gets_a_gradient", "is zero"),

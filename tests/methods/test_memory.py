@@ -226,13 +226,19 @@ def test_traits_follow_from_what_a_method_defines() -> None:
 def test_traits_of_the_methods() -> None:
     traits = {name: cls.traits(cls.Settings()) for name, cls in available().items()}
     assert [name for name, each in traits.items() if each.learns_more] == ["cedar", "efc", "efc++", "fd", "il2a", "lda"]
-    assert [name for name, each in traits.items() if not each.trains_later] == ["fecam", "fetril", "joint", "lda"]
+    assert [name for name, each in traits.items() if not each.trains_later] == [
+        "ds-al",
+        "fecam",
+        "fetril",
+        "joint",
+        "lda",
+    ]
     assert [name for name, each in traits.items() if each.images == "all"] == ["joint"]
     efc = available()["efc"]
     assert not efc.traits(replace(efc.Settings(), covariance="low-rank")).learns_more
 
 
-@pytest.mark.parametrize("name", ["keeps", "trains_normalisation", "purposes"])
+@pytest.mark.parametrize("name", ["keeps", "trains_normalisation", "rotates_later", "purposes"])
 def test_attributes_that_are_no_longer_read_are_refused(name: str) -> None:
     from efcil.errors import SettingsError
 

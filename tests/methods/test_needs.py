@@ -24,9 +24,13 @@ CONDITIONAL = list(
 #: Values far enough from the default for a difference within a few steps.
 FAR: dict[str, Any] = {
     "adapter_batch_size": 8,
+    "collapse_limit": 0.5,
     "covariance_limit": 0.0,
     "covariance_share": 0.5,
+    "drift_batch": 2,
+    "map_batch_size": 4,
     "pseudo_old_fade": 1.0,
+    "rebalance_batch_size": 8,
     "projection_threshold": 0.3,
     "threshold": 0.999,
     "tolerance": 0.5,

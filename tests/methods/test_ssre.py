@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from checks import SHORT, assert_equal, clone, short_stream
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from efcil.methods.ssre import RepresentationExpansion, adapted_kernels, fold_normalisation
+from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet
 
 
@@ -40,16 +43,57 @@ def begun(**settings: object) -> RepresentationExpansion:
 
 
 def test_folding_changes_no_feature() -> None:
-    backbone, images = disturbed_backbone(), torch.randn(5, 3, 8, 8, dtype=torch.float64)
+    network, images = IncrementalNetwork(disturbed_backbone()), torch.randn(5, 3, 8, 8, dtype=torch.float64)
     with torch.no_grad():
-        before = backbone(images)
-        fold_normalisation(backbone)
-        torch.testing.assert_close(backbone(images), before)
-    for module in backbone.modules():
+        before = network.features(images)
+        fold_normalisation(network, images)
+        torch.testing.assert_close(network.features(images), before)
+    for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             scale = module.weight / (module.running_var + module.eps).sqrt()
             torch.testing.assert_close(scale, torch.ones_like(scale))
             assert float(module.running_mean.abs().max()) == 0.0
+
+
+class Biased(nn.Sequential):
+    """Convolutions with biases."""
+
+    def __init__(self, **norm: bool) -> None:
+        first, second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2)
+        super().__init__(first, nn.BatchNorm2d(4, **norm), nn.ReLU(), second, nn.BatchNorm2d(4, **norm), nn.Flatten())
+
+
+class Preactivated(nn.Module):
+    """A block whose shortcut begins before the BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm1 = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.conv, self.norm2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        return self.norm2(x + self.conv(self.norm1(x).relu())).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "folds"),
+    [(Biased, True), (Preactivated, False), (lambda: Biased(affine=False), False)],
+    ids=["biased", "preactivated", "unscaled"],
+)
+def test_folding_changes_no_feature_of_other_networks(make: Callable[[], nn.Module], folds: bool) -> None:
+    torch.manual_seed(0)
+    backbone, images = make().double(), 3 * torch.randn(40, 3, 8, 8, dtype=torch.float64)
+    for _ in range(20):
+        backbone(images)  # which moves the statistics away from zero and one
+    network = IncrementalNetwork(backbone.eval())
+    state = clone(backbone.state_dict())
+    with torch.no_grad():
+        before = network.features(images)
+        fold_normalisation(network, images)
+        torch.testing.assert_close(network.features(images), before)
+    changed = [name for name, value in backbone.state_dict().items() if not torch.equal(value, state[name])]
+    assert bool(changed) == folds
 
 
 @pytest.mark.parametrize("folded", [True, False])

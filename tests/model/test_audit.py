@@ -462,6 +462,9 @@ def test_files_that_are_no_part_of_a_model(honest: Path, photos: Path, tmp_path:
     assert "\n  kept.png\n" in capsys.readouterr().out
     assert main(["inspect", str(model), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["other_files"] == files
+    (model / "README.md").write_text("of another version")
+    advice = "`efcil card MODEL --output MODEL/README.md` writes that file anew."
+    assert advice in verdict(capsys, model, photos)["verdict"]
 
 
 def test_names_of_files_do_not_reach_the_terminal_as_they_are(

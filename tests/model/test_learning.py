@@ -455,6 +455,24 @@ def test_known_classes_are_refused_unless_more_is_said(
     assert [each.images for each in Model.load(model, "cpu").card.classes] == [46, 46, 46], "two of each were held out"
 
 
+def test_images_that_may_have_been_learned_already_are_remarked_on(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many as those of the last command, which may have made two visits."""
+    model, words = tmp_path / "model", "had as many images and classes. If they are the same images, stop now"
+    assert learn(model, folders / "first", *QUICK) == 0
+    shutil.copytree(folders / "second", tmp_path / "both")
+    shutil.copytree(folders / "held-out" / "digit-0", tmp_path / "both" / "digit-0")
+    for data, again in ((folders / "first", True), (tmp_path / "both", False), (tmp_path / "both", True)):
+        capsys.readouterr()
+        assert learn(model, data, "--device", "cpu", "--more") == 0
+        assert (words in capsys.readouterr().out) is again
+    last = next((tmp_path / "both").rglob("*.png"))
+    last.unlink()
+    assert learn(model, tmp_path / "both", "--device", "cpu", "--more") == 0
+    assert words not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("module", "name"), [(gaussians, "collect"), (blending, "fit_to_gaussians")])
 @pytest.mark.parametrize("requests", [1, 2])
 def test_more_images_that_are_interrupted_change_nothing(

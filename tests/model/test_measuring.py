@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
 from efcil.core import calibration
 from efcil.core.typicality import Spread
+from efcil.data import tiers
 from efcil.errors import SettingsError
 from efcil.model import Model, ModelError, measuring
 from efcil.model.card import Card, read_card
+from efcil.model.estimate import memory_needed
 from efcil.model.learning import learn
 from efcil.model.measured import BEFORE, FOLDS, HELD_OUT
 from efcil.network.memo import FeatureMemo, remembered_features
@@ -302,7 +305,7 @@ def test_learn_ends_with_a_number_and_inspect_shows_it(
     assert main(["inspect", model]) == 0
     shown = capsys.readouterr().out
     assert "of 24 right" in shown
-    assert "among 3 classes, each left out once" in shown
+    assert re.search(r"\n  2  .*  task 2, 1 class of 24 images: .*among 3 classes, each left out once\n", shown)
     assert "temperature of the probabilities" in shown
 
 
@@ -344,6 +347,19 @@ def test_predict_answers_unknown_in_every_format(
     assert "--unknown takes a share of images between 0 and 1" in capsys.readouterr().err
 
 
+def test_memory_is_stated_where_it_is_much_or_more_than_is_free(frozen: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = dataclasses.replace(frozen.card, image_size=224)
+    monkeypatch.setattr(tiers, "_free_host", lambda: 10**10)
+    assert list(memory_needed(card, 3_000)) == []
+    assert list(memory_needed(card, 5_000)) == ["5,000 images take about 2.4 GB of memory while they are learned"]
+    (line,) = memory_needed(card, 30_000)
+    assert line.endswith(
+        "about 11.8 GB of memory while they are learned, and 10.0 GB are free: learn fewer classes in a visit"
+    )
+    trained = dataclasses.replace(card, visits=())  # the first task trains, and what that takes is not known
+    assert list(memory_needed(trained, 30_000)) == []
+
+
 # -- features that are computed once ---------------------------------------------------------------------------------
 
 
@@ -358,6 +374,7 @@ def test_a_memo_computes_features_once_and_only_of_unchanged_weights(frozen: Mod
         FeatureMemo().attach(network)
         torch.testing.assert_close(network.features(images[:4]), plain[:4])
         torch.testing.assert_close(network.features(images.flip(0)), plain.flip(0))
+        network.features(images.contiguous(memory_format=torch.channels_last))  # the same images, however they lie
         assert calls == [4, 2]
         next(iter(network.backbone.parameters())).mul_(1.5)
         assert not torch.allclose(network.features(images), plain)

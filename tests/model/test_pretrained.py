@@ -61,7 +61,7 @@ def test_the_default_is_a_frozen_pretrained_network(tmp_path: Path, capsys: pyte
     assert "backbone weights: As published: no visit has changed them" in said
     assert "class heads: Random numbers that no visit has trained" in said
     assert "class means: An average over" in said
-    assert "2 classes in 1 task classified by" in said
+    assert "2 classes in 1 task classified by: the method's own rule (lda) classes" in said
     assert run("card", model) == 0
     assert "- backbone weights (turn an image into features). As published: no visit" in capsys.readouterr().out
 

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from efcil import methods
 from efcil.errors import EfcilError, SettingsError
+from efcil.experiment import run_grid
 from efcil.methods.base import Task
 from efcil.network import backbones, weights
 from efcil.network.backbones import NETWORKS, Backbone, locate, make_backbone
 from efcil.network.incremental import IncrementalNetwork, fresh_network
 from efcil.network.weights import WeightsError
+from efcil.settings import Settings
 
 LITE = ("efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")
 needs_wheels = pytest.mark.skipif(
@@ -251,3 +253,34 @@ def test_a_task_begins_with_every_method_on_every_kind_of_network(name: str, bac
     method.network.add_head(2)
     method.begin_task(Task(1, 2, 2, 0, 4)) if method.about.trains_later else None
     assert method.eval().network.features(torch.randn(2, 3, 32, 32)).shape[0] == 2
+
+
+def test_every_batch_normalisation_is_frozen() -> None:
+    """Also one of vectors; those without scale and shift have nothing to freeze."""
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.BatchNorm1d(144))
+    found = list(IncrementalNetwork(backbone).norm_parameters())
+    assert [id(each) for each in found] == [id(backbone[3].weight), id(backbone[3].bias)]
+
+
+@pytest.mark.parametrize(("name", "folder"), [("nets.py:make", "."), ("my/own/nets.py:make", "my/own/")])
+def test_a_file_in_place_of_a_module_is_explained(name: str, folder: str) -> None:
+    with pytest.raises(SettingsError, match=rf"PYTHONPATH={folder} efcil \.\.\. --network nets:make"):
+        locate(name)
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def test_runs_with_dropout_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("dropping_networks")
+    module.make = dropping  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dropping_networks", module)
+    settings = Settings("finetune", network="dropping_networks:make", weights="none", tasks=2, epochs=1, device="cpu")
+    saved = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        (run,) = run_grid([settings], tmp_path / str(state), quiet=True)
+        (tensors,) = (run / "model").glob("*.safetensors")
+        saved.append(tensors.read_bytes())
+    assert saved[0] == saved[1]

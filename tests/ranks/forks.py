@@ -10,6 +10,7 @@ import socket
 from functools import partial
 from typing import Any
 
+import image_units
 import units
 from exact import use_float64
 
@@ -27,9 +28,14 @@ def free_port() -> int:
 
 def be(rank: int, job: dict[str, Any], port: int) -> int:
     """Be one process of a run, and return its exit code."""
-    named = {"RANK": rank, "WORLD_SIZE": job["ranks"], "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": job["ranks"]}
+    each = job["ranks"] // job["machines"]
+    named = {"RANK": rank, "WORLD_SIZE": job["ranks"], "LOCAL_RANK": rank % each, "LOCAL_WORLD_SIZE": each}
     os.environ |= {name: str(value) for name, value in named.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if job["unit"] in vars(image_units):  # no network, and crops are float32
+        with ranks.joined():
+            getattr(image_units, job["unit"])(*job["arguments"])
+        return 0
     use_float64()
     if job["unit"] is None:
         return warm.efcil(job["arguments"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from launching import HERE, Launch, environment, launcher
+from launching import Launch, assert_same, launcher, torchrun
 
 from efcil import ranks
 from efcil.cli import main
@@ -48,18 +46,7 @@ def folder(output: Path, method: str) -> RunFolder:
 
 
 def assert_equal(first: Path, second: Path, method: str, tolerance: float = 1e-7) -> None:
-    """Two runs have the same results, and what they keep differs by rounding in float64."""
-    from safetensors.torch import load_file
-
-    runs = [folder(output, method) for output in (first, second)]
-    for one, other in zip(runs[0].read_accuracy(), runs[1].read_accuracy(), strict=True):
-        np.testing.assert_allclose(one, other)
-    tensors = [load_file(next(run.model.glob("*.safetensors"))) for run in runs]
-    assert tensors[0].keys() == tensors[1].keys()
-    for name, value in tensors[0].items():
-        assert value.dtype in (torch.float64, torch.int64)
-        size = float(value.abs().max()) if value.numel() else 0.0
-        torch.testing.assert_close(tensors[1][name], value, rtol=0, atol=tolerance * size, msg=name)
+    assert_same(folder(first, method), folder(second, method), tolerance)
 
 
 @pytest.fixture(scope="module")
@@ -181,16 +168,6 @@ def test_all_wait_for_a_first_task_that_others_train(
 
 
 # -- torchrun itself -------------------------------------------------------------------------------------------------
-
-
-def torchrun(count: int, given: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Start processes. SIGNAL_AT is the rank that gets a signal, after how many steps, and which."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count)]
-    port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    return subprocess.run(
-        [*launcher, *port, str(HERE / "exact.py"), *given],
-        env=environment() | variables, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
 
 
 def lines(run: RunFolder) -> list[tuple[Any, ...]]:

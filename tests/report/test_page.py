@@ -336,6 +336,18 @@ class TestCommand:
         assert self.run(tmp_path, *given) == 2
         assert said in capsys.readouterr().err
 
+    def test_rows_are_compared_with_one_of_them(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for seed in (0, 1):
+            write_run(tmp_path, "efc", seed, [90.0, 52.0 + 2 * seed])
+            write_run(tmp_path, "lwf", seed, [90.0, 50.0])
+        assert self.run(tmp_path, "--against", "lwf") == 0
+        assert "+3.00 ± 1.00" in capsys.readouterr().out
+        page = text_of((tmp_path / "report.html").read_text(encoding="utf-8"))
+        assert "Differences from lwf" in page
+        assert "efc 0 1 +3.00 ± 1.00" in page
+        assert self.run(tmp_path, "--against", "lfw") == 2
+        assert "Unknown row 'lfw'. Did you mean 'lwf'" in capsys.readouterr().err
+
     def test_figures(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
         write_run(tmp_path / "runs", "efc", 0, [90.0, 50.0])

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from efcil.errors import EfcilError
-from efcil.report import FORMATS, METRICS, Table, matrix_text, paper_value, render, table
+from efcil.report import FORMATS, METRICS, Table, against, matrix_text, paper_value, render, table
 from efcil.report.groups import best_and_second, changes_of
 from efcil.report.latex import escape_latex
+from efcil.report.paired import Comparison, comparisons
 from efcil.report.paper import published
 from efcil.resolution import identity, label, to_yaml
 from efcil.runfolder import RunFolder, find_runs
@@ -194,6 +195,22 @@ def test_rows_that_are_not_made_alike_are_named(tmp_path: Path, format: str) -> 
     assert "different" not in words
 
 
+def test_methods_with_recipes_of_their_own_are_named(tmp_path: Path) -> None:
+    def begun(epochs: int, augmentation: str) -> dict[str, Any]:
+        recipe = {"epochs": epochs, "optimiser": "sgd", "learning_rate": 0.1}
+        return {"first_task": recipe, "augmentation": augmentation}
+
+    write_run(tmp_path, "cifar100", "cs10", "efc", 0, identity=begun(100, "crop-flip"))
+    write_run(tmp_path, "cifar100", "cs10", "lwf", 0, identity=begun(100, "crop-flip"))
+    assert "first tasks" not in render(table(find_runs([tmp_path])))
+    write_run(tmp_path, "cifar100", "cs10", "apr", 0, identity=begun(200, "crop-flip-auto"))
+    said = "different first tasks: apr (200 epochs, sgd 0.1, crop-flip-auto), efc; lwf (100 epochs, sgd 0.1, crop-flip)"
+    for format in ("text", "markdown", "latex", "html"):
+        assert said in " ".join(render(table(find_runs([tmp_path])), format, width=300).split()), format
+    write_run(tmp_path, "cifar100", "cs10", "efc+epochs=5", 0, identity=begun(5, "crop-flip"))
+    assert "first tasks" not in render(table(find_runs([tmp_path]))), "a column says so"
+
+
 def test_rows_that_ask_for_other_images_have_other_images(tmp_path: Path) -> None:
     write_run(tmp_path, "folder", "cs5", "efc", 0, data="a" * 16)
     write_run(tmp_path, "folder", "cs5", "efc+images_per_class=5", 0, data="b" * 16)
@@ -355,6 +372,111 @@ class TestClassifiers:
         chosen = render(result, format, metrics=["A_inc"])
         assert "bayes" in chosen
         assert "A_step" not in chosen.replace(r"\_", "_")
+
+
+class TestDifferences:
+    """Rows less another one, seed by seed."""
+
+    @staticmethod
+    def write(root: Path, label: str, seed: int, step: float, **changes: Any) -> None:
+        facts = {"A_step": step, "data": "a" * 16, "class_order": [seed, 1 - seed]}
+        write_run(root, "digits", "cs5", label, seed, **{**facts, **changes})
+
+    @pytest.fixture
+    def written(self, tmp_path: Path) -> Path:
+        """Seeds differ by 20 points, methods by one to three in every seed."""
+        for seed, base in ((0, 30.0), (1, 50.0), (2, 70.0)):
+            self.write(tmp_path, "efc", seed, base + seed + 1)
+            self.write(tmp_path, "finetune", seed, base)
+        self.write(tmp_path, "lwf", 2, 69.5)
+        self.write(tmp_path, "lwf", 3, 90.0)
+        return tmp_path
+
+    @staticmethod
+    def compare(root: Path, name: str) -> Comparison:
+        (found,) = comparisons(against(table(find_runs([root])), name), ["A_step", "seconds"])
+        return found
+
+    def test_the_mean_and_its_standard_error_are_those_of_the_differences(self, written: Path) -> None:
+        found = self.compare(written, "finetune")
+        assert found.metrics == ("A_step",), "seconds depend on the machine"
+        efc, lwf = found.paired
+        assert (efc.row.label, efc.seeds) == ("efc", (0, 1, 2))
+        assert efc.differences["A_step"].mean == pytest.approx(2.0)
+        assert efc.differences["A_step"].error == pytest.approx(1 / math.sqrt(3))  # of the means: 12
+        assert (lwf.differences["A_step"].text(), lwf.seeds) == ("-0.50", (2,)), "one seed has no error"
+        assert found.notes == [
+            "lwf: not paired: seeds 0 1 (no run of lwf)",
+            "lwf: not paired: seed 3 (no run of finetune)",
+        ]
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"data": "b" * 16}, "other images"),
+            ({"class_order": [0, 1, 2]}, "another class order"),
+            ({"answers": ["dog", "dog"]}, "other answers"),
+        ],
+    )
+    def test_seeds_that_are_not_alike_are_not_paired(
+        self, tmp_path: Path, changes: dict[str, Any], reason: str
+    ) -> None:
+        self.write(tmp_path, "efc", 0, 31.0)
+        self.write(tmp_path, "efc", 1, 59.0, **changes)
+        for seed, base in ((0, 30.0), (1, 50.0)):
+            self.write(tmp_path, "finetune", seed, base)
+        found = self.compare(tmp_path, "finetune")
+        assert found.paired[0].differences["A_step"].text() == "+1.00"
+        assert found.notes == [f"efc: not paired: seed 1 ({reason})"]
+
+    def test_what_was_not_recorded_is_paired(self, tmp_path: Path) -> None:
+        write_run(tmp_path, "digits", "cs5", "efc", 0)
+        self.write(tmp_path, "finetune", 0, 30.0)
+        assert self.compare(tmp_path, "finetune").paired[0].differences["A_step"].text() == "+10.00"
+
+    def test_held_out_results_are_compared_among_themselves(self, written: Path) -> None:
+        self.write(written, "finetune+held_out=0.1", 0, 10.0)
+        self.write(written, "efc+held_out=0.1", 0, 15.0)
+        found = comparisons(against(table(find_runs([written])), "finetune"), ["A_step"])
+        assert [one.group.held_out for one in found] == [None, "0.1"]
+        assert [each.differences["A_step"].text() for each in found[1].paired] == ["+5.00"]
+        alone = comparisons(against(table(find_runs([written])), "lwf"), ["A_step"])[1]
+        assert alone.paired == []
+        assert alone.notes == [f"{alone.group.title}: no row is called lwf, so there are no differences"]
+
+    def test_a_row_is_named_by_method_name_or_label(self, tmp_path: Path) -> None:
+        for each in ("efc+epochs=2+weight=1", "efc+epochs=2+weight=2", "lwf+epochs=2"):
+            self.write(tmp_path, each, 0, 30.0)
+        for name in ("efc, weight=2", "efc+epochs=2+weight=2"):
+            reference = self.compare(tmp_path, name).reference
+            assert reference is not None
+            assert reference.label == "efc+epochs=2+weight=2"
+        assert self.compare(tmp_path, "lwf").name == "lwf"
+        with pytest.raises(EfcilError, match="Name one of them: 'efc, weight=1', 'efc, weight=2'"):
+            self.compare(tmp_path, "efc")
+        with pytest.raises(EfcilError, match=r"Unknown row 'fd'. Valid: efc, weight=1, efc, weight=2, lwf"):
+            self.compare(tmp_path, "fd")
+
+    def test_a_metric_without_differences_is_refused(self, written: Path) -> None:
+        with pytest.raises(EfcilError, match="There are no differences of seconds"):
+            render(against(table(find_runs([written])), "efc"), "text", ["seconds"])
+
+    @pytest.mark.parametrize("format", ["text", "markdown", "latex", "html"])
+    def test_every_format_has_a_table_of_them(self, written: Path, format: str) -> None:
+        found = table(find_runs([written]))
+        text, plain = render(against(found, "finetune"), format), render(found, format)
+        assert re.search(r"\+2\.00\D+0\.58", re.sub("<[^>]*>", " ", text))
+        assert "standard error over the seeds that both have" in " ".join(text.split())
+        assert "not paired: seed 3 (no run of finetune)" in text
+        assert "standard error" not in plain
+
+    def test_csv_has_columns_of_them(self, written: Path) -> None:
+        found = against(table(find_runs([written])), "finetune")
+        rows = {row["method"]: row for row in csv.DictReader(io.StringIO(render(found, "csv")))}
+        efc = rows["efc"]
+        assert [efc[f"A_step_difference_{part}"] for part in ("mean", "error", "n")] == ["2.0000", "0.5774", "3"]
+        assert (efc["against"], efc["paired_seeds"], rows["finetune"]["against"]) == ("finetune", "0 1 2", "")
+        assert rows["lwf"]["notes"].endswith("not paired: seed 3 (no run of finetune)")
 
 
 def test_metrics_choose_columns(runs: Path) -> None:
@@ -566,7 +688,7 @@ LATEX = next((found for name in ("tectonic", "pdflatex", "lualatex") if (found :
 def test_latex_compiles(runs: Path, tmp_path: Path) -> None:
     write_run(runs, "cifar100", "cs10", 'a_b&50%~{x}\\#$^<>|"', 0, classifiers={"heads": {"A_step": 1.0, "A_inc": 2.0}})
     write_run(runs, "cifar100", "cs10", "efc+held_out=0.2", 0, method="efc")
-    found = table(find_runs([runs]))
+    found = against(table(find_runs([runs])), "finetune")
     preamble = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
     place = tmp_path / "latex"
     place.mkdir()

@@ -56,6 +56,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFolder, "verified_summary", RunFolder.read_summary)
         write_page(find_runs([root / "runs"]), root / "report.html")
+        write_page(find_runs([root / "runs"]), root / "compared.html", reference="lwf")
     return (root / "report.html").as_uri()
 
 
@@ -106,6 +107,25 @@ def test_columns_are_sorted(browser: Browser) -> None:
     assert column(browser, "A_inc") == ["62.67", "71.00", "74.33", ""]
     press(browser, "method")
     assert column(browser, "method") == [HOSTILE, "efc", "joint", "lwf"]
+
+
+def test_differences_are_sorted_and_switched_off_with_their_rows(browser: Browser, page: str, tmp_path: Path) -> None:
+    browser.open(page.replace("report.html", "compared.html"))
+    rows = "[...document.querySelectorAll('.differences tbody tr')]"
+    cells = f"return {rows}.map((row) => row.innerText.split('\\t').map((each) => each.trim()).slice(0, 3))"
+    assert browser.run(cells) == [
+        [HOSTILE, "0 1", "+30.00 ± 0.00"],
+        ["efc", "0 1", "+20.00 ± 0.00"],
+        ["joint", "0 1", "+40.00 ± 0.00"],
+    ]
+    browser.run("document.querySelector('.differences th[data-column=A_step] button').click()")
+    assert [row[2] for row in browser.run(cells)] == ["+40.00 ± 0.00", "+30.00 ± 0.00", "+20.00 ± 0.00"]
+    browser.run("document.querySelector('input[value=g0r1]').click()")
+    off = f"return {rows}.filter((row) => row.classList.contains('off')).map((row) => row.dataset.row)"
+    assert browser.run(off) == ["g0r1"]
+    for width in (390, 1400):
+        browser.screenshot(tmp_path / "page.png", width)
+        assert browser.run("return document.documentElement.scrollWidth") == width, "nothing is wider than the screen"
 
 
 def test_the_metric_is_switched_and_values_are_read(browser: Browser) -> None:

@@ -139,3 +139,9 @@ def test_a_folder_that_cannot_be_used_is_a_sentence(folder: Path, capsys: Any) -
     (folder / "model.json").write_text("{}")
     assert main(["serve", str(folder), "--port", "0"]) == 2
     assert "damaged" in capsys.readouterr().err
+
+
+def test_the_page_says_nothing_of_a_model_that_it_has_not_asked_for(client: Any) -> None:
+    page = client.get("/").text
+    assert '<p id="stored-sum"></p>' in page
+    assert "Nothing yet" not in page

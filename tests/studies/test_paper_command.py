@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -54,6 +55,14 @@ def made(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+def cifar(folder: Path) -> str:
+    """Return a place that has the names of CIFAR-100's files."""
+    (folder / "cifar").mkdir()
+    for name in ("train", "test", "meta"):
+        (folder / "cifar" / name).touch()
+    return str(folder / "cifar")
+
+
 def rows(file: Path) -> list[dict[str, str]]:
     with open(file, newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
@@ -87,6 +96,11 @@ def test_what_is_made_is_written_and_what_lacks_is_named(
     assert "to train" not in text
     assert "digits cs5: fecam (seed 1), fetril (seed 1)" in text
     assert not (made / "digits/cs5/fetril+epochs=2/seed1").exists()
+    assert "differences from" not in text
+    assert main(["paper", str(study), "--output", str(made), "--no-training", "--against", "fecam"]) == 0
+    assert "Row less fecam, seed by seed" in capsys.readouterr().out
+    assert main(["paper", str(study), "--output", str(made), "--no-training", "--against", "fecan"]) == 2
+    assert "Unknown run of the study mine: 'fecan'. Did you mean 'fecam'" in capsys.readouterr().err
 
 
 def test_figures_are_written(made: Path) -> None:
@@ -127,14 +141,15 @@ def test_several_studies_are_one_grid_and_train_what_they_share_once(
 
 
 def test_of_several_studies_those_that_fit_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["paper", "all", "--dataset", "cifar100", "--data", str(tmp_path), "--dry-run", "--seeds", "0"]
+    command = ["paper", "all", "--dataset", "cifar100", "--data", cifar(tmp_path), "--dry-run", "--seeds", "0"]
     assert main([*command, "--scenario", "ws5"]) == 0
     text = capsys.readouterr().out
     assert "table1 is left out. Unknown scenario of the study table1: 'ws5'." in text
     assert "imagenet-1k is left out." in text
     assert "Table A1" in text
     assert "Spectrum" in text
-    assert text.count("runs/cifar100/ws5/efc/seed0") == 3, "each study names its runs"
+    named = [text.count(f"cifar100 ws5: {name}, seed 0") for name in ("EFC", "full (EFC)")]
+    assert named == [2, 1], "each study names its runs"
     assert " 10 to train." in text, "and they are counted once"
     assert main([*command, "--scenario", "ws6"]) == 2
     assert "left out" not in capsys.readouterr().out
@@ -151,7 +166,9 @@ def test_tasks_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_dry_run_trains_and_writes_nothing(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", str(study), "--output", str(tmp_path / "runs"), "--dry-run"]) == 0
     text = capsys.readouterr().out
-    assert text.count("seed0,1  ") == text.count("  to do  time unknown\n") == 2, "a line for the seeds of a row"
+    assert "\ndigits cs5: fecam, seeds 0 1   to do  time unknown\n" in text, "a line for the seeds of a row"
+    assert "\ndigits cs5: fetril, seeds 0 1  to do  time unknown\n" in text
+    assert "epochs=2" not in text, "rows have names; folders have labels, which may be cut short"
     assert "4 runs: 0 done, 4 to train." in text
     assert not (tmp_path / "runs").exists()
 
@@ -163,6 +180,76 @@ def test_a_dry_run_of_a_grid_says_what_is_finished(made: Path, capsys: pytest.Ca
     assert first.endswith("seed0  finished")
     assert "seed1  to do  about" in second, "the epochs of seed 0 say how long seed 1 takes"
     assert not (made / "digits/cs5/fetril+epochs=2/seed1").exists()
+
+
+CLASSIFIERS = """
+title: Three classifiers
+about: of one run
+datasets: [digits]
+scenarios: [cs5]
+settings: {epochs: 2, device: cpu, classifier: all}
+reference: own
+runs:
+  - {name: own, method: efc}
+  - {name: lda, method: efc, classifier: lda}
+  - {name: both, method: efc, classifier: both}
+read:
+  - {reader: table, metrics: [A_step, A_inc]}
+  - {reader: curves}
+  - {reader: timing}
+"""
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of three classifiers of one run, and that run beside it."""
+    file = tmp_path_factory.mktemp("classifiers") / "three.yaml"
+    file.write_text(CLASSIFIERS, encoding="utf-8")
+    assert main(["paper", str(file), "--output", str(file.parent / "runs"), "--quiet"]) == 0
+    return file
+
+
+class TestClassifiers:
+    """Rows that read other classifiers of one run."""
+
+    def test_one_run_is_trained_and_read_by_every_row(self, three: Path) -> None:
+        trained = three.parent / "runs"
+        assert [folder.name for folder in (trained / "digits/cs5").iterdir()] == ["efc+classifier=all+epochs=2"]
+        summary = json.loads(next(trained.glob("digits/cs5/*/seed0/summary.json")).read_text())
+        folder = trained / "paper" / "three"
+        table = [row for row in rows(folder / "three-table-digits.csv") if row["scenario"] == "cs5"]
+        for name, row in zip(("own", "lda", "both"), table, strict=False):
+            found = summary if name == "own" else summary["classifiers"][name]
+            assert (row["method"], row["A_step"], row["A_inc"]) == (
+                name, f"{found['A_step']:.2f}", f"{found['A_inc']:.2f}",
+            )  # fmt: skip
+        difference = f"{summary['classifiers']['lda']['A_step'] - summary['A_step']:+.2f}"
+        assert f"lda,0,{difference}," in (folder / "three-table-digits.csv").read_text(encoding="utf-8")
+        last = [row["last task"] for row in rows(folder / "three-curves-digits.csv") if row["method"] == "lda"]
+        assert last == [f"{summary['classifiers']['lda']['A_step']:.2f} (5)"]
+        timed = [row["method"] for row in rows(folder / "three-timing-digits.csv") if row["scenario"] == "cs5"]
+        assert timed == ["own"], "what is no accuracy is the same for all of them"
+
+    def test_results_files_hold_them(self, three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        trained = three.parent / "runs"
+        command = ["paper", str(three), "--output", str(tmp_path / "new"), "--results", str(tmp_path)]
+        for name in ("accuracy", "timing"):
+            shutil.copy(trained / f"paper/three/measured-{name}.csv", tmp_path)
+        assert main([*command, "--dry-run"]) == 0
+        text = capsys.readouterr().out
+        assert "\ndigits cs5: own, lda, both, seed 0  to do" in text
+        assert "1 run: 0 done, 1 to train." in text, "the rows of other classifiers need it"
+        shutil.copy(trained / "paper/three/measured-classifiers.csv", tmp_path)
+        assert main(command) == 0
+        text = capsys.readouterr().out
+        assert "1 run: 1 done, 0 to train." in text
+        assert "Missing" not in text
+
+    def test_one_that_the_method_does_not_support(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "three.yaml"
+        file.write_text(CLASSIFIERS.replace("method: efc", "method: finetune"), encoding="utf-8")
+        assert main(["paper", str(file), "--output", str(tmp_path / "runs"), "--dry-run"]) == 2
+        assert "Classifier 'lda' needs class covariances, which method 'finetune' does not" in capsys.readouterr().err
 
 
 def test_results_files_count_as_done(
@@ -196,7 +283,7 @@ def test_a_short_schedule_has_one_seed_and_folders_of_its_own(
     text = capsys.readouterr().out
     assert text.startswith("FAST SCHEDULE (3 epochs a task, not the paper's): ")
     assert text.count("to do") == 1
-    assert "fetril+epochs=3/seed0" in text
+    assert "\ndigits cs5: fetril, seed 0  to do" in text
     assert main([*command, "--no-training"]) == 0
     assert "FAST SCHEDULE" in capsys.readouterr().out
     assert (tmp_path / "paper/mine-fast/mine-table-digits-fast.tex").exists()
@@ -290,11 +377,11 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def test_what_is_missing_is_trained_longest_first(trained: Recorder, tmp_path: Path) -> None:
     choice = ["--scenario", "cs10", "--seeds", "3-4", "--method", "EFC", "fetril", "pass"]
-    where = ["--data", str(tmp_path), "--output", str(tmp_path / "runs")]
+    where = ["--data", cifar(tmp_path), "--output", str(tmp_path / "runs")]
     assert main(["paper", "table1", *choice, *where, "--jobs-per-gpu", "5", "--checkpoint-steps", "7"]) == 0
     order = [(each.method, each.seed) for each in trained.settings]
     assert order == [("pass", 3), ("pass", 4), ("efc", 3), ("efc", 4), ("fetril", 3), ("fetril", 4)]
-    assert {each.data for each in trained.settings} == {str(tmp_path)}
+    assert {each.data for each in trained.settings} == {str(tmp_path / "cifar")}
     expected = {"jobs_per_gpu": 5, "quiet": False, "checkpoint_steps": 7, "debug": False, "log": (), "engine": None}
     assert trained.options == expected
 
@@ -316,7 +403,7 @@ def test_the_result_is_written_when_training_ends_early(
     trained: Recorder, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
 ) -> None:
     trained.error = error
-    command = ["paper", "spectrum", "--data", str(tmp_path), "--output", str(tmp_path / "runs")]
+    command = ["paper", "spectrum", "--data", cifar(tmp_path), "--output", str(tmp_path / "runs")]
     assert main(command) == code
     printed = capsys.readouterr()
     assert str(error) in printed.err
@@ -337,6 +424,47 @@ class TestNothingCanBeTrained:
         assert captured.out == ""
         assert captured.err.count("nowhere does not exist") == 1
 
+    @pytest.mark.parametrize("more", [[], ["--dry-run"]])
+    @pytest.mark.parametrize(
+        ("dataset", "files", "said"),
+        [
+            ("cifar100", ["train/n01443537/images/a.JPEG", "val/images/b.JPEG"], "holds no CIFAR-100 files"),
+            ("cifar100", ["train-00000-of-00001.parquet", "valid-00000-of-00001.parquet"], "holds no test*.parquet"),
+            (
+                "tiny-imagenet",
+                ["train-00000-of-00001.parquet", "test-00000-of-00001.parquet"],
+                "no validation*.parquet",
+            ),
+            ("tiny-imagenet", ["cifar-100-python/train"], "holds no Tiny-ImageNet"),
+            ("imagenet-subset", ["cifar-100-python/train"], "holds no ImageNet"),
+        ],
+    )
+    def test_data_of_another_dataset(
+        self,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        dataset: str,
+        files: list[str],
+        said: str,
+        more: list[str],
+    ) -> None:
+        for name in files:
+            (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "data" / name).touch()
+        where = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / "runs")]
+        assert main(["paper", "table1", "--dataset", dataset, *where, *more]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count(said) == 1
+
+    def test_shards_of_other_columns(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        for split in ("train", "test"):
+            parquet.write_table(pyarrow.table({"img": [b""], "label": [0]}), tmp_path / f"{split}.parquet")
+        assert main(["paper", "table1", "--data", str(tmp_path), "--dry-run"]) == 2
+        assert "has no column 'fine_label'" in capsys.readouterr().err
+
     def test_a_mistake_of_all_runs_is_named_once(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         text = STUDY.replace("frozen", "fecam").replace("device: cpu", "network: nonsense")
         (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
@@ -356,8 +484,7 @@ class TestNothingCanBeTrained:
         assert captured.out == ""
 
     def test_images_that_cannot_be_read(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "images").mkdir()
-        where = ["--data", str(tmp_path / "images"), "--output", str(tmp_path / "runs")]
+        where = ["--data", cifar(tmp_path), "--output", str(tmp_path / "runs")]
         assert main(["paper", "table1", "--seeds", "0-1", "--quiet", *where]) == 2
         captured = capsys.readouterr()
         assert "A_step" not in captured.out

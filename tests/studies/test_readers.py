@@ -79,6 +79,43 @@ def test_ours_stands_beside_the_papers() -> None:
     assert "Of 4 values that both have, 3 agree." in result.text()
 
 
+def test_rows_are_compared_with_the_reference_seed_by_seed() -> None:
+    steps = {
+        "EFC": {0: 40.0, 1: 50.0, 2: 60.0},
+        "LwF": {0: 38.0, 1: 49.0, 4: 10.0},
+        "PASS": {2: 61.0},
+        "SSRE": {3: 9.0},
+    }
+    values = measured(
+        "table1", {("cs10", name, seed): accuracy(step) for name, each in steps.items() for seed, step in each.items()}
+    )
+    study = studies.load("table1").beside("EFC")
+    result = conclude(study, study.cells(["cifar100"]), study.seeds, values, False)
+    _, compared = result.outcomes[0][1].sheets
+    assert compared.heading == ("dataset", "scenario", "method", "seeds", "A_step", "A_inc")
+    assert compared.rows == (
+        ("cifar100", "cs10", "LwF", "0 1", "-1.50 ± 0.50", "+0.00 ± 0.00"),
+        ("cifar100", "cs10", "PASS", "2", "+1.00", "+0.00"),
+        ("cifar100", "cs10", "SSRE", "none", "-", "-"),
+    )
+    assert "differences from EFC" in result.text()
+    assert "standard error" in (result.outcomes[0][1].latex or "")
+    assert len(result_of("table1", values).outcomes[0][1].sheets) == 1, "nobody asked"
+
+
+def test_seeds_of_other_images_are_not_compared() -> None:
+    steps = {(name, seed): accuracy(step + seed) for name, step in (("EFC", 40.0), ("LwF", 30.0)) for seed in (0, 1)}
+    values = measured("table1", {("cs10", *key): row for key, row in steps.items()})
+    study = studies.load("table1").beside("EFC")
+    for name, seed, digest in (("EFC", 0, "a"), ("EFC", 1, "a"), ("LwF", 0, "a"), ("LwF", 1, "b")):
+        (cell,) = study.cells(["cifar100"], ["cs10"], [name])
+        values.add("images", key_of(cell, seed), [{"images": digest}])
+    result = conclude(study, study.cells(["cifar100"]), study.seeds, values, False)
+    compared = result.outcomes[0][1].sheets[1]
+    assert compared.rows[0][2:] == ("LwF", "0", "-10.00", "+0.00")
+    assert compared.notes[1:] == ("cifar100 cs10 LwF: not paired: seed 1 (other images)",)
+
+
 def test_a_short_schedule_says_so_everywhere_and_is_not_judged(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     study = studies.load("losses")
@@ -98,6 +135,29 @@ def test_a_short_schedule_says_so_everywhere_and_is_not_judged(tmp_path: Path) -
     assert figures
     assert all("FAST SCHEDULE" in figure.title for figure in figures)
     assert "FAST SCHEDULE" in result.text()
+
+
+def test_numbers_of_others_are_not_said_to_be_over_five_seeds() -> None:
+    few = "The paper's values are over five seeds"
+    values = measured("table1", {("cs10", "LwF", 0): accuracy(33.0)})
+    assert few in result_of("table1", values).text()
+    study = studies.load("table1")
+    theirs = {("cifar100", "cs10", "LwF", "A_step"): PaperValue(32.0, None, "")}
+    alone = replace(study, settings={"recipe": "modern"}, published=theirs)
+    cells = alone.cells(["cifar100"], ["cs10"], ["LwF"])
+    found = Measured({"accuracy": {key_of(cells[0], 0): [accuracy(33.0)]}})
+    text = conclude(alone, cells, (0,), found, fast=False).text()
+    assert "+1.00" in text
+    assert few not in text
+
+
+def test_one_epoch_is_one() -> None:
+    study = replace(studies.load("spectrum"), fast_epochs=1)
+    assert (
+        conclude(study, study.cells(fast=True), (0,), Measured(), fast=True)
+        .text()
+        .startswith("FAST SCHEDULE (1 epoch a task, not")
+    )
 
 
 def test_full_and_short_runs_never_mix() -> None:
@@ -286,6 +346,20 @@ def test_results_files_are_recognised_by_their_columns(tmp_path: Path) -> None:
         Measured().read_results(tmp_path)
     with pytest.raises(SettingsError, match="is not a folder"):
         Measured().read_results(tmp_path / "absent")
+
+
+def test_classifiers_are_not_taken_for_results_of_the_method(tmp_path: Path) -> None:
+    key = ("cifar100", "cs10", "efc+classifier=all", 0)
+    rows = [{"classifier": name, **accuracy(40.0), "commit": "abc"} for name in ("bayes", "lda")]
+    assert merge_into(tmp_path / "classifiers.csv", "classifiers", {key: rows}) == [key]
+    found = Measured()
+    found.read_results(tmp_path)
+    assert found.rows == {"classifiers": {key: rows}}
+    newer = [{**rows[0], "A_step": "41.00"}]
+    assert merge_into(tmp_path / "classifiers.csv", "classifiers", {key: newer}, replace=True) == [key]
+    found = Measured()
+    found.read_results(tmp_path)
+    assert found.rows == {"classifiers": {key: newer}}
 
 
 def test_a_results_file_grows_and_keeps_what_it_has(tmp_path: Path) -> None:

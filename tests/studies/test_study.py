@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from efcil import studies
+from efcil import methods, studies
+from efcil.core import classifiers
 from efcil.data.scenario import SCENARIOS
 from efcil.errors import SettingsError
 from efcil.presets import presets
@@ -25,6 +26,7 @@ MINIMAL = {
     "runs": [{"name": "EFC", "method": "efc"}],
     "read": [{"reader": "table"}],
 }
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "studies"
 NUMBER = {"dataset": "digits", "scenario": "cs5", "run": "EFC", "metric": "A_step", "mean": 80, "std": 1.5}
 
 
@@ -39,6 +41,18 @@ def test_studies_of_the_paper_are_valid(name: str) -> None:
         refuse_unused([cell.settings], cell.settings.overrides)  # every setting exists, and has an effect
         fast = study.cells([cell.dataset], [cell.scenario], [cell.variant.name], fast=True)
         assert all(each.label != cell.label for each in fast), "a short schedule has a folder of its own"
+
+
+@pytest.mark.parametrize("file", sorted(BENCHMARKS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_studies_of_the_benchmarks_are_valid(file: Path) -> None:
+    study = studies.load(str(file))
+    cells = study.cells()
+    read = [(cell.dataset, cell.scenario, cell.label, cell.variant.classifier) for cell in cells]
+    assert len(set(read)) == len(read), "a row is listed twice"
+    for cell in cells:
+        refuse_unused([cell.settings], cell.settings.overrides)
+        keeps = methods.get(cell.settings.method).traits(resolve(cell.settings).method).keeps
+        classifiers.check(cell.variant.classifier or "own", cell.settings.method, keeps)
 
 
 def test_every_number_of_the_paper_is_in_a_study() -> None:
@@ -113,6 +127,10 @@ def test_the_study_of_the_documentation_is_valid() -> None:
         ({"read": [{"reader": "table", "reconstructed": ["EFCC"]}]}, "Unknown run of the study mine: 'EFCC'"),
         ({"runs": [{"method": "efc", "scenarios": ["cs10"]}]}, "Unknown scenario of the study mine: 'cs10'"),
         ({"runs": [{"method": "efc", "datasets": ["cifar10"]}]}, "Unknown dataset of the study mine: 'cifar10'"),
+        ({"runs": [{"method": "efc", "classifier": "baies"}]}, "Unknown classifier 'baies'. Did you mean 'bayes'"),
+        ({"runs": [{"method": "efc", "classifier": "all"}]}, "Unknown classifier 'all'"),
+        ({"runs": [{"method": "efc", "classifier": "bayes"}]}, "Add 'classifier: all' to 'settings'"),
+        ({"reference": "efc"}, "Unknown run of the study mine: 'efc'"),
         ({"seeds": [0, "1"]}, "'seeds' must be a list of whole numbers"),
         ({"seeds": []}, "'seeds' must be a list of whole numbers"),
         ({"settings": {"epoch": 2}}, "Unknown setting 'epoch'"),

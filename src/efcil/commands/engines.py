@@ -20,8 +20,8 @@ from efcil.settings.options import show
 #: Settings that every printed command has, so that a reader sees what runs.
 _ALWAYS = ("method", "dataset", "scenario", "seed")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-#: Variables that are lists of paths.
-_PATHS = ("EFCIL_METHODS",)
+#: Variables that are lists of paths; a network of one's own may be found by the second.
+_PATHS = ("EFCIL_METHODS", "PYTHONPATH")
 
 
 def add_flags(work: argparse._ActionsContainer) -> None:
@@ -134,7 +134,7 @@ def _variables() -> list[str]:
     """Return the variables that a run depends on, as words of a command."""
     from efcil.experiment.executors.cluster import OWN_VARIABLES
 
-    found = {name: os.environ[name] for name in (*_THREADS, *OWN_VARIABLES) if os.environ.get(name)}
+    found = {name: os.environ[name] for name in (*_THREADS, *OWN_VARIABLES, "PYTHONPATH") if os.environ.get(name)}
     for name in _PATHS:
         if name in found:
             found[name] = os.pathsep.join(str(Path(part).absolute()) for part in found[name].split(os.pathsep) if part)

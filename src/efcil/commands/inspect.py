@@ -62,41 +62,53 @@ def _ways(card: Any) -> list[str]:
     return ["", "computed in more than one way", *(f"  visit {' '.join(n)}: {words}" for words, n in visits.items())]
 
 
-def _measured(card: Any) -> list[str]:
-    """Return what every visit has measured on images that were not learned from, and what follows for predictions."""
-    from efcil.core.typicality import FEWEST
+def _visits(card: Any) -> list[str]:
+    """Return every visit by its number, with what images that were not learned from have shown."""
     from efcil.model import measured
     from efcil.model.measuring import rate
 
-    found = [(number, visit.measured) for number, visit in enumerate(card.visits, start=1) if visit.measured]
-    if not found:
+    how = {measured.HELD_OUT: "held out", measured.FOLDS: "each left out once", measured.BEFORE: "before learning"}
+    known = any(visit.measured for visit in card.visits)
+    lines = ["", "visits" + ", with the accuracy on images that were not learned from by then" * known]
+    tasks, width = 0, len(str(len(card.visits)))
+    for number, visit in enumerate(card.visits, start=1):
+        tasks += visit.kind == "task"
+        line = f"  {number:>{width}}  {_day(visit.date)}  {_done(visit, tasks)}"
+        if (found := visit.measured) is not None:
+            right = rate(found.right, found.images)
+            line += f": {right} among {counted(found.among, 'class')}, {how[found.way]}"
+        lines.append(line)
+    return lines if card.visits else []
+
+
+def _done(visit: Any, task: int) -> str:
+    """Return what a visit has done; `task` is the number of the last one by then."""
+    classes, images = counted(visit.classes, "class"), counted(visit.images, "image")
+    words = {
+        "task": f"task {task}, {classes} of {images}",
+        "more": f"more of {classes}, {images}",
+        "rename": f"{classes} renamed",
+        "forget": f"{classes} of {images} forgotten",
+        "merge": f"{classes} of {images} merged into one",
+    }
+    return words[visit.kind]
+
+
+def _predictions(card: Any) -> list[str]:
+    """Return what follows for predictions from what every visit has measured."""
+    from efcil.core.typicality import FEWEST
+    from efcil.model import measured
+
+    parts = [visit.measured for visit in card.visits]
+    if not any(parts):
         return []
-    lines = ["", "accuracy of every visit, on images that were not learned from by then"]
-    for number, each in found:
-        how = {measured.HELD_OUT: "held out", measured.FOLDS: "each left out once", measured.BEFORE: "before learning"}
-        lines.append(
-            f"  visit {number}: {rate(each.right, each.images)} among {counted(each.among, 'class')}, {how[each.way]}"
-        )
-    parts = [each for _, each in found]
     temperature = measured.temperature(parts, card.settings.classifier, len(card.classes))
-    lines.append(f"  temperature of the probabilities: {temperature:.4g}")
+    lines = [f"temperature of the probabilities: {temperature:.4g}"]
     spread = measured.closeness(visit.measured for visit in card.since_trained)
     if spread is not None:
         few = f", of {FEWEST} that it needs" if spread.images < FEWEST else ""
-        lines.append(f"  held-out images that `predict --unknown` compares with: {spread.images}{few}")
-    return lines
-
-
-def _later(visit: Any) -> list[str]:
-    """Return what a visit has done with classes that were known."""
-    known, day, images = counted(visit.classes, "class"), _day(visit.date), counted(visit.images, "image")
-    words = {
-        "more": f"more of {known} on {day}: {images}",
-        "rename": f"{known} renamed on {day}",
-        "forget": f"{known} of {images} forgotten on {day}",
-        "merge": f"{known} of {images} merged into one on {day}",
-    }
-    return [f"  {words[visit.kind]}"] if visit.kind in words else []
+        lines.append(f"held-out images that `predict --unknown` compares with: {spread.images}{few}")
+    return ["", *lines]
 
 
 def describe(card: Any, stored: list[Any], others: Any) -> str:
@@ -105,7 +117,7 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
     lines = [
         f"{card.settings.method} on {card.resolved.network}, images of {size} x {size} pixels, "
         f"{counted(len(card.classes), 'class')} in {counted(len(card.task_sizes), 'task')}",
-        *([] if card.settings.classifier == "own" else [f"classified by: {card.settings.classifier}"]),
+        f"classified by: {card.classified_by}",
         "",
         "classes",
     ]
@@ -113,12 +125,10 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
     width = max(map(len, labels), default=0)
     for each, label in zip(card.classes, labels, strict=True):
         learned = _day(each.learned)
-        images = f"  {each.images:>6,} images" if each.images else ""
+        images = f"  {each.images:>6,} image{'s' * (each.images != 1)}" if each.images else ""
         images += f"  {each.right} of {each.measured} right" if each.measured else ""
         lines.append(f"  {label:<{width}}  task {each.task + 1:<3} learned {learned}{images}")
-    lines += [line for visit in card.visits for line in _later(visit)]
-    lines += _measured(card)
-    lines += _ways(card)
+    lines += [*_visits(card), *_predictions(card), *_ways(card)]
     lines += ["", "stored"]
     for row in stored:
         lines.append(f"  {row.title:<26} {row.numbers:>12,} numbers {row.bytes:>12,} bytes  {row.use}")

@@ -6,6 +6,7 @@ import argparse
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from efcil.settings.engine import Engine
     from efcil.studies.measures import Measured
     from efcil.studies.plan import Hardware, Planned
-    from efcil.studies.study import Study
+    from efcil.studies.study import Cell, Study
 
 HELP = "make a table or figure of the EFC paper, ours beside the paper's"
 DESCRIPTION = """\
@@ -60,6 +61,11 @@ def add_arguments(parser: Parser) -> None:
         metavar="DIR",
         type=Path,
         help="folder of results files (CSV): what they hold is not run again, and is part of the result",
+    )
+    work.add_argument(
+        "--against",
+        metavar="ROW",
+        help="also show every row less this one, seed by seed (default: the study's reference, if it names one)",
     )
     add_jobs_per_gpu(work)
     add_flags(work)
@@ -174,7 +180,7 @@ class _Command:
 
     def __init__(self, arguments: argparse.Namespace, study: Study) -> None:
         self.arguments = arguments
-        self.study = study
+        self.study = study = study if arguments.against is None else study.beside(arguments.against)
         self.fast: bool = arguments.fast
         self.output: Path = arguments.output
         datasets = list(dict.fromkeys(arguments.dataset or study.datasets[:1]))
@@ -198,14 +204,17 @@ class _Command:
     def plan(self, hardware: Hardware) -> list[Planned]:
         """Return its runs: those to train, and those that are done."""
         from efcil.studies.estimate import Times
-        from efcil.studies.plan import known_numbers, plan_runs, settings_of
+        from efcil.studies.plan import known_numbers, plan_runs, runs_of
         from efcil.studies.result import measures_of
 
-        pairs = settings_of(self.chosen, self.seeds)
+        pairs = runs_of(self.chosen, self.seeds)
         known = known_numbers(pairs, self.measured, measures_of(self.study))
         if not self.arguments.no_training:
-            _refuse_mistakes([settings for number, (_, settings) in enumerate(pairs) if number not in known], self.fast)
-        return plan_runs([settings for _, settings in pairs], self.output, Times(self.output, hardware.name), known)
+            _refuse_mistakes([pair for number, pair in enumerate(pairs) if number not in known], self.fast)
+        times = Times(self.output, hardware.name)
+        planned = plan_runs([settings for _, settings in pairs], self.output, times, known)
+        rows = [tuple(cell.variant.name for cell in cells) for cells, _ in pairs]
+        return [replace(run, rows=names) for run, names in zip(planned, rows, strict=True)]
 
     def show(self, runs: Sequence[Planned]) -> None:
         """Print its plan."""
@@ -247,7 +256,7 @@ def _is_there(path: Path) -> bool:
     return RunFolder(path).summary_file.exists()
 
 
-def _refuse_mistakes(settings: Sequence[Settings], fast: bool) -> None:
+def _refuse_mistakes(runs: Sequence[tuple[Sequence[Cell], Settings]], fast: bool) -> None:
     """Refuse settings that no run can have, before the plan is printed; all mistakes are named, each once.
 
     Settings without effect are mistakes, too: the row would be another one under a name of its own. A short schedule
@@ -258,12 +267,18 @@ def _refuse_mistakes(settings: Sequence[Settings], fast: bool) -> None:
     from efcil.resolution.unused import refuse_unused
 
     found = Mistakes()
-    for each in settings:
+    recognised: set[str] = set()
+    for rows, each in runs:
         # Without a source, runs can be planned all the same.
         if each.dataset in sources():
             with found.caught():
                 validate(each)
+                for name in [cell.variant.classifier for cell in rows if cell.variant.classifier is not None]:
+                    validate(replace(each, classifier=name))  # the method must keep what it needs
                 refuse_unused([each], () if fast else each.overrides)
+                if each.data is not None and each.dataset not in recognised:
+                    recognised.add(each.dataset)
+                    sources()[each.dataset].recognise(Path(each.data))
     found.refuse("; nothing has been trained")
 
 

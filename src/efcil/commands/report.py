@@ -42,11 +42,16 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the table or page to a file; - prints it")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="write every chart to a file of its own")
     parser.add_argument("--metric", nargs="+", action="extend", metavar="NAME", help="columns to show, by name")
+    parser.add_argument(
+        "--against",
+        metavar="ROW",
+        help="also show every row less this one, seed by seed: a method, or the name or label of a row",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print or write the table, the page and the figures."""
-    from efcil.report import METRICS, render, table
+    from efcil.report import METRICS, against, render, table
     from efcil.runfolder import find_runs
 
     # Names are checked first: searching the folders may take long.
@@ -58,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if not runs:
         where = some([str(path) for path in arguments.runs])
         raise RunFolderError(f"There are no runs in {where}. Give a folder that `efcil run --output` wrote to.")
-    found = table(runs)
+    found = table(runs) if arguments.against is None else against(table(runs), arguments.against)
     if arguments.figures is not None:
         _write_figures(found, arguments.figures, figure_formats, arguments.metric)
     if form is None:

@@ -33,14 +33,24 @@ def fisher_labels(logits: Tensor, labels: Tensor, kind: str, generator: torch.Ge
 
 
 def add_squares_per_image(
-    totals: Sequence[Tensor], module: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor], weight: float
+    totals: Sequence[Tensor],
+    module: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    weight: float,
 ) -> None:
     """Add `weight` times the sum over images of the squared gradient of each image's own loss, in place.
 
-    `loss` maps the module's results for the images (B, ...) to the sum of their losses. All parameters must belong to
-    convolutions and to BatchNorm layers that are not in training mode: for those, one pass over all images gives each
-    image's gradient, which is a product of a layer's input and the gradient of its output.
+    `loss` maps the module's results for the images (B, ...) and their labels (B) to the sum of their losses. BatchNorm
+    layers must not be in training mode. Plain convolutions and BatchNorm give each image's gradient, a product of a
+    layer's input and the gradient of its output, in one pass over all images; modules with anything else see them one
+    by one.
     """
+    if not _in_one_pass(module):
+        for image, label in zip(images.split(1), labels.split(1), strict=True):
+            add_squares(totals, torch.autograd.grad(loss(module(image), label), list(module.parameters())), weight)
+        return
     kept: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def keep(layer: nn.Module, given: tuple[Tensor, ...], returned: Tensor) -> None:
@@ -49,7 +59,7 @@ def add_squares_per_image(
     layers = [layer for layer in module.modules() if isinstance(layer, (nn.Conv2d, nn.BatchNorm2d))]
     hooks = [layer.register_forward_hook(keep) for layer in layers]
     try:
-        total_loss = loss(module(images))
+        total_loss = loss(module(images), labels)
     finally:
         for hook in hooks:
             hook.remove()
@@ -59,6 +69,20 @@ def add_squares_per_image(
         for parameter, per_image in _gradients_per_image(layer, given, gradient):
             squares = per_image.square_().sum(dim=0).view(parameter.shape)
             totals[places[id(parameter)]].add_(squares, alpha=weight)
+
+
+def _in_one_pass(module: nn.Module) -> bool:
+    """Say whether all parameters are in layers that `_gradients_per_image` knows, each of which is there once."""
+    known = [parameter for layer in module.modules() if _is_plain(layer) for parameter in layer.parameters()]
+    every = {id(parameter) for parameter in module.parameters()}
+    return len(known) == len(every) and {id(parameter) for parameter in known} == every
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        simple = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+        return simple and layer.bias is None and not isinstance(layer.padding, str)
+    return isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.track_running_stats
 
 
 def _gradients_per_image(layer: nn.Module, given: Tensor, gradient: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

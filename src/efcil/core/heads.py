@@ -6,6 +6,7 @@ direction alone, and the scale s says how sure a softmax over such scores can be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -23,6 +24,12 @@ _SAMPLES, _LEAST = 100, 5120
 _REDRAWN = 10
 #: Vectors are not divided by less than this, as in PyTorch's `normalize`.
 _SHORTEST = 1e-12
+
+
+def new_rows(classes: int, size: int, generator: torch.Generator | None = None) -> Tensor:
+    """Untrained rows (classes, size) on the CPU, uniform in +-1/sqrt(size), as PyTorch draws a linear layer."""
+    bound = 1.0 / math.sqrt(size)
+    return torch.empty(classes, size).uniform_(-bound, bound, generator=generator)
 
 
 def cosine_logits(features: Tensor, weight: Tensor, scale: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Images of the next task, decoded by threads while the present task trains.
 
 What is decoded is what would be decoded later, in the same order: results do not depend on it. The images wait in host
-memory, within a bound that is known before; what does not fit, or is not ready, is decoded when the task begins.
+memory, within a bound that is known before; what does not fit, or is not ready, is decoded when the task begins. Of
+several processes on a machine, each decodes its part.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from efcil import ranks
 from efcil.data.decode import Encoded
 from efcil.data.tiers import DISK, SPARE, Keeping, Kept, gibibytes
+from efcil.data.together import size_of
 
 if TYPE_CHECKING:
     from efcil.data.deferred import DeferredImages
@@ -64,10 +67,10 @@ def still_has_room(keeping: Keeping, most: int) -> bool:
 
 
 def sentence(most: int) -> str:
-    """Return one line for the user."""
+    """Return one line for the user: `most` is the bound of every process."""
     return (
         "While a task trains, the images of the next one are decoded. They take at most "
-        f"{gibibytes(most)} of host memory on top."
+        f"{gibibytes(most * ranks.place().local_size)} of host memory on top."
     )
 
 
@@ -122,7 +125,7 @@ class Ahead:
         self._finish()
         while self._decoded:
             places, pixels = self._decoded.popleft()
-            self._bytes -= _size(pixels)
+            self._bytes -= size_of(pixels)
             yield places, pixels
         if self._error is not None:
             raise self._error
@@ -161,7 +164,7 @@ class Ahead:
                 return
             try:
                 pixels = few.decoded(chunk[1], self.whole)
-                size = _size(pixels)
+                size = size_of(pixels)
             except Exception:
                 size = self.most + 1
             if self._bytes + size > self.most:
@@ -174,11 +177,8 @@ class Ahead:
 
 def fewer(workers: int | None) -> int:
     """Return with how many threads to decode beside training."""
-    return max(1, min(workers or sys.maxsize, (os.cpu_count() or 1) // SHARE_OF_CORES))
-
-
-def _size(pixels: Any) -> int:
-    return sum(each.nbytes for each in pixels) if isinstance(pixels, list) else int(pixels.nbytes)
+    cores = (os.cpu_count() or 1) // ranks.place().local_size
+    return max(1, min(workers or sys.maxsize, cores // SHARE_OF_CORES))
 
 
 def _step_back() -> None:

@@ -48,7 +48,9 @@ try:
 except ImportError:  # not a POSIX system: entries are still installed by rename, but processes do not wait
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 2  # increase it whenever the layout or the decoding changes
+#: Increase it whenever the layout, the decoding, or what is checked of labels and class names changes: entries of
+#: another format are not used. 3: files that number the classes in another order than the published one are refused.
+FORMAT = 3
 SPLITS = ("train", "test")
 FULL_CHECK_BYTES = 256 * 2**20
 BESIDE = ".efcil-cache"

@@ -30,13 +30,17 @@ from efcil.errors import DataError
 
 # Only these decoders are tried. Pillow has many more, some of which start other programs; and trying all of them on
 # every image takes longer than decoding a small one.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+#: Whether AVIF images can be read: Pillow has a decoder since 11.3, but not in every build.
+READS_AVIF = importlib.util.find_spec("PIL._avif") is not None
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", *["AVIF"] * READS_AVIF)
+AVIF_ADVICE = 'to read AVIF images, pip install "pillow>=11.3"'
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 #: Whether the photographs of telephones that are HEIF files can be read: the extra `heic` is installed.
 READS_HEIF = importlib.util.find_spec("pillow_heif") is not None
 HEIF_ADVICE = 'to read HEIC images, pip install "efcil[heic]"'
 SUFFIXES = (
     *(".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
+    *([".avif"] * READS_AVIF),
     *(HEIF_SUFFIXES if READS_HEIF else ()),
 )
 
@@ -59,7 +63,8 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
-#: What the first bytes of a HEIF file say after its length and `ftyp`.
+#: What the first bytes of an AVIF or a HEIF file say after its length and `ftyp`.
+_AVIF_BRANDS = (b"avif", b"avis")
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
 
 # Images given to a thread together: enough to make the overhead small, few enough that all threads end together.
@@ -317,7 +322,10 @@ def _open(content: bytes | Path) -> Image.Image:
         start = _start(content)
         if not start:
             raise DataError("is empty. Replace it with an intact copy, or remove it.") from None
-        if not (start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS):  # many have the suffix of another format
+        brand = start[8:12] if start[4:8] == b"ftyp" else b""  # many have the suffix of another format
+        if brand in _AVIF_BRANDS and not READS_AVIF:
+            raise DataError(f"is an AVIF image. Convert it to JPEG or PNG; {AVIF_ADVICE}.") from None
+        if brand not in _HEIF_BRANDS:
             raise
     if not READS_HEIF:
         raise DataError(f"is a HEIF image. Convert it to JPEG or PNG; {HEIF_ADVICE}.")
@@ -326,7 +334,7 @@ def _open(content: bytes | Path) -> Image.Image:
 
 
 def _start(content: bytes | Path) -> bytes:
-    """Return the first bytes of a file: as many as tell a HEIF image."""
+    """Return the first bytes of a file: as many as tell an AVIF or a HEIF image."""
     if isinstance(content, bytes):
         return content[:12]
     with open(content, "rb") as stream:

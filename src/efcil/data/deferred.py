@@ -7,7 +7,9 @@ the whole images, from which random crops are cut; only those with a shorter sid
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from efcil.activity import doing
-from efcil.data.ahead import Ahead
+from efcil import ranks
+from efcil.activity import between_pieces, doing
+from efcil.data.ahead import Ahead, chunks
 from efcil.data.decode import Bound, Encoded, Fit, decode_into
 
 #: Whole images decoded together before they are handed on, so that few of them are in memory twice.
@@ -125,6 +128,17 @@ class DeferredImages:
             found[places] = piece
         return found if dtype is None else found.astype(dtype, copy=False)
 
+    def share(self) -> tuple[np.ndarray, DeferredImages]:
+        """Return the images that this process decodes for its machine, on its part of the cores, and their places.
+
+        Neighbours in the dataset stay together: those that are stored together are read once.
+        """
+        size = len(ranks.mates())
+        if size == 1:
+            return np.arange(len(self)), self
+        mine = np.sort(np.argsort(self.rows, kind="stable")[ranks.part(len(self))])
+        return mine, replace(self[mine], workers=max(1, (self.workers or os.cpu_count() or 1) // size))
+
     def views(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the test views in pieces: the places of some of them, and their pixels (count x size x size x 3)."""
         return self._pieces(whole=False)
@@ -135,6 +149,11 @@ class DeferredImages:
 
     def decoded(self, encoded: Sequence[Encoded], whole: bool) -> Any:
         """Return the pixels of some images: a list of whole ones, or an array of test views."""
+        # Processes end together: not here, where each has its own number of pieces (together.py).
+        with between_pieces(None) if ranks.several() else nullcontext():
+            return self._decoded(encoded, whole)
+
+    def _decoded(self, encoded: Sequence[Encoded], whole: bool) -> Any:
         if whole:
             pixels = [np.empty(0, np.uint8)] * len(encoded)
             decode_into(pixels, encoded, Bound(self.shapes.stored_side, self.shapes.enlarge), self.workers)
@@ -153,7 +172,10 @@ class DeferredImages:
             if self.ahead is not None and self.ahead.serves(self, whole):
                 found = self.ahead.pieces()
             else:
-                found = ((places, self.decoded(some, whole)) for places, some in self.supply.read(self.rows))
+                read = self.supply.read(self.rows)
+                # Processes wait for each other after every piece.
+                read = chunks(read) if ranks.several() else read
+                found = ((places, self.decoded(some, whole)) for places, some in read)
             for places, pixels in found:
                 work.done += len(places)
                 yield places, pixels

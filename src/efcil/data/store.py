@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efcil import seeds
+from efcil import ranks, seeds
 from efcil.activity import doing_in_pieces, next_piece
-from efcil.data import tiers
+from efcil.data import tiers, together
 from efcil.data.augment import Augmentation, Draws, Normalisation
 from efcil.data.deferred import DeferredImages
-from efcil.data.tiers import Gathering, Keeping, Kept
+from efcil.data.tiers import DEVICE, Gathering, Keeping, Kept
 
 PIECE_BYTES = 1 << 28
 #: A CPU is fastest when the activations of a batch stay near it: six images of 224 pixels.
@@ -30,22 +30,30 @@ def resident(
 ) -> tuple[Tensor, Kept]:
     """Return rows of `images` (N, h, w, 3), a memory map or not decoded yet, as a tensor (n, 3, h, w), and where it is.
 
-    They are copied in parts, so that only the result is in memory as a whole.
+    They are copied in parts, so that only the result is in memory as a whole. Processes of one machine have one copy,
+    except on GPUs, and each brings a part of it.
     """
     keeping = keeping or Keeping()
     _, height, width, channels = images.shape
     bytes_each = height * width * channels
     held = images.held if isinstance(images, DeferredImages) else 0
-    kept = keeping.choose(len(rows), len(rows) * bytes_each, device, keeping.measure(device, held))
-    out = tiers.allocate((len(rows), channels, height, width), kept, keeping)
+    kept = keeping.choose(len(rows), len(rows) * bytes_each, device, keeping.agreed(device, held))
+    first = tiers.collected(kept) if isinstance(images, DeferredImages) else kept
+    out = tiers.allocate((len(rows), channels, height, width), first, keeping)
+
+    def keep(places: Any, pixels: np.ndarray, _: int) -> None:
+        out[places] = torch.from_numpy(pixels).to(out.device).permute(0, 3, 1, 2)
+
     if isinstance(images, DeferredImages):  # in the order in which they are read fastest
-        for places, pixels in images[rows].views():
-            out[torch.from_numpy(places).to(out.device)] = torch.from_numpy(pixels).to(out.device).permute(0, 3, 1, 2)
-        return out, kept
-    step = max(1, PIECE_BYTES // bytes_each)
-    for start in range(0, len(rows), step):
-        piece = torch.from_numpy(np.ascontiguousarray(images[rows[start : start + step]], dtype=np.uint8))
-        out[start : start + step] = piece.to(out.device).permute(0, 3, 1, 2)
+        mine, own = images[rows].share()
+        pieces = ((torch.from_numpy(mine[places]).to(out.device), pixels) for places, pixels in own.views())
+        together.bring(pieces, keep)
+        return out.to(device) if kept.tier == DEVICE else out, kept
+    mine = ranks.part(len(rows)) if tiers.common(kept) else slice(0, len(rows))
+    # Small parts where they stay in host memory, so that they hardly add to it.
+    step = max(1, (CPU_PIECE_BYTES if out.device.type == "cpu" else PIECE_BYTES) // bytes_each)
+    slices = (slice(start, min(start + step, mine.stop)) for start in range(mine.start, mine.stop, step))
+    together.bring(((each, np.ascontiguousarray(images[rows[each]], np.uint8)) for each in slices), keep)
     return out, kept
 
 

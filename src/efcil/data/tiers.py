@@ -2,6 +2,9 @@
 
 The first of the three that has room is used; results do not depend on it. The file has no name from the moment it
 exists: the system removes it when the map is closed, and also when the process is killed.
+
+Processes of one run on one machine have one copy in host memory, or one file: memory is then a file without a name,
+too, which all of them map (`ranks.one_file`).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ TIERS = (DEVICE, HOST, DISK)
 SPARE = 0.25
 _WORDS = {DEVICE: "device memory", HOST: "host memory", DISK: "a file that is mapped into memory"}
 _GIB = 2**30
+_UNKNOWN = 2**63 - 1
 #: Threads that copy images out of host memory or a mapped file: from a file, each waits for its own pages.
 COPIERS = 8
 
@@ -68,21 +72,22 @@ class Kept:
         """Return one line for the user.
 
         `prepared` bytes of prepared steps are on the device, whatever the tier, and `staged` bytes of images on their
-        way to it are on the host.
+        way to it are on the host. Every process has its own.
         """
-        free = self.room.of(self.tier)
+        free, processes = self.room.of(self.tier), ranks.place().local_size
         beside = "" if free is None else f" ({gibibytes(free)} free)"
         where = "memory" if self.device.type == "cpu" and self.tier != DISK else _WORDS[self.tier]
+        if processes > 1:
+            where += f", once for {processes} processes" if common(self) else f", for each of {processes} processes"
         text = f"{self.count:,} images, {gibibytes(self.bytes)}, are kept in {where}{beside}. Expected peak: "
+        end = "for images and prepared steps; the network comes on top."
         if self.device.type == "cpu":
-            memory = prepared + (0 if self.tier == DISK else self.bytes)
-            return f"{text}{gibibytes(memory)} for images and prepared steps; the network comes on top."
+            memory = processes * prepared + (0 if self.tier == DISK else copies() * self.bytes)
+            return f"{text}{gibibytes(memory)} {end}"
         on_device = prepared + (self.bytes if self.tier == DEVICE else 0)
-        on_host = staged + (self.bytes if self.tier == HOST else 0)
-        return (
-            f"{text}{gibibytes(on_device)} on the device and {gibibytes(on_host)} on the host for images and prepared "
-            "steps; the network comes on top."
-        )
+        on_host = processes * staged + (copies() * self.bytes if self.tier == HOST else 0)
+        device = "the device" if processes == 1 else "each device"
+        return f"{text}{gibibytes(on_device)} on {device} and {gibibytes(on_host)} on the host {end}"
 
 
 @dataclass(frozen=True)
@@ -94,11 +99,11 @@ class Keeping:
     spare: float = SPARE
 
     def measure(self, device: torch.device, held: int = 0) -> Room:
-        """Return what is free now; processes of the run on this computer share host and disk.
+        """Return what is free now; copies of the images on this machine, if there are several, divide host and disk.
 
         `held` bytes of the host count as free: the images that are to be kept are there already.
         """
-        here = ranks.place().local_size
+        here = copies()
         free = _shared(_free_host(), here)
         host = None if free is None else free + held
 
@@ -110,6 +115,17 @@ class Keeping:
             return Room(free_bytes(device), host, disk)
         # A CPU computes in host memory; how much other devices have cannot be asked.
         return Room(host if device.type == "cpu" else None, host, disk)
+
+    def agreed(self, device: torch.device, held: int = 0) -> Room:
+        """Return the least that is free for any process of the run, so that all of them choose alike."""
+        if not ranks.several():
+            return self.measure(device, held)
+        # Once all have said what they hold, all have freed what they do not need any more.
+        all_held = ranks.gather(torch.tensor(held))
+        room = self.measure(device, int(all_held[list(ranks.mates())].sum()))
+        own = [_UNKNOWN if free is None else free for free in (room.device, room.host, room.disk())]
+        least = [None if free == _UNKNOWN else free for free in ranks.gather(torch.tensor(own)).amin(0).tolist()]
+        return Room(least[0], least[1], lambda: least[2])
 
     @property
     def place(self) -> Path:
@@ -126,11 +142,16 @@ class Keeping:
         return room.has(tier, needed, self.spare if self.choice == AUTO else 0.0)
 
     def choose(self, count: int, needed: int, device: torch.device, room: Room) -> Kept:
-        """Return where `count` images of `needed` bytes are kept; a DataError says why they fit nowhere."""
+        """Return where `count` images of `needed` bytes are kept; a DataError says why they fit nowhere.
+
+        Processes of one run, which have `agreed` on the room, call this together.
+        """
         for tier in TIERS:
             if self.has(tier, needed, room):
                 return Kept(count, needed, tier, room, device)
-        raise self.refusal(count, needed, room)
+        refused = self.refusal(count, needed, room)
+        ranks.fail_together(refused)
+        raise refused
 
     def refusal(self, count: int, needed: int, room: Room) -> DataError:
         """Return the error for images that fit nowhere, or not where they were asked to be."""
@@ -143,6 +164,23 @@ class Keeping:
             f"(stored_side) or the tasks smaller, free some memory, {other}or set EFCIL_CACHE to a folder on a disk "
             f"that has the space (now: {self.place})."
         )
+
+
+def copies() -> int:
+    """Return how many copies of the images are on this machine: one, if its processes share it."""
+    return ranks.place().local_size // len(ranks.mates())
+
+
+def common(kept: Kept) -> bool:
+    """Return whether several processes of this machine have one copy of the images."""
+    return len(ranks.mates()) > 1 and (kept.tier != DEVICE or kept.device.type == "cpu")
+
+
+def collected(kept: Kept) -> Kept:
+    """Return where decoded images are put first: for GPUs, where all processes that decode them can reach them."""
+    if len(ranks.mates()) == 1 or common(kept):
+        return kept
+    return replace(kept, tier=HOST if kept.room.has(HOST, kept.bytes, SPARE) else DISK)
 
 
 def gibibytes(count: float) -> str:
@@ -220,25 +258,46 @@ def _free_disk(folder: Path) -> int | None:
 
 
 def allocate(shape: Sequence[int], kept: Kept, keeping: Keeping) -> Tensor:
-    """Return an uninitialised uint8 tensor in the tier that was chosen."""
-    if kept.tier != DISK:
+    """Return an uninitialised uint8 tensor in the tier that was chosen, which all processes of the machine have."""
+    if kept.tier != DISK and not common(kept):
         return torch.empty(tuple(shape), dtype=torch.uint8, device=kept.device if kept.tier == DEVICE else "cpu")
     size = int(np.prod(shape, dtype=np.int64))
+    with ranks.one_file(partial(_reserved, keeping, kept.tier, size)) as file:
+        return _mapped(file, size).view(*shape)
+
+
+def table(rows: int, columns: int) -> np.ndarray:
+    """Return numbers (int64) that all processes of the machine have."""
+    if len(ranks.mates()) == 1:
+        return np.zeros((rows, columns), np.int64)
+    with ranks.one_file(ranks.in_memory) as file:
+        return np.memmap(file, np.int64, "r+", shape=(rows, columns))
+
+
+def _reserved(keeping: Keeping, tier: str, size: int) -> IO[bytes]:
+    """Return a new file of `size` bytes, in memory or on disk."""
+    if tier != DISK:
+        file = ranks.in_memory()
+        file.truncate(size)
+        return file
+    file = _unnamed_file(keeping)
     try:
-        with _unnamed_file(keeping.place) as file:
-            # Writing through a map to a full disk would kill the process; reserved first, it is an error.
-            if hasattr(os, "posix_fallocate") and size:
-                os.posix_fallocate(file.fileno(), 0, size)
-            else:
-                file.truncate(size)
-            return _mapped(file, size).view(*shape)
+        # Writing through a map to a full disk would kill the process; reserved first, it is an error.
+        if hasattr(os, "posix_fallocate") and size:
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
     except OSError as error:
         raise _no_file(keeping, error) from error
+    return file
 
 
-def _unnamed_file(folder: Path) -> IO[bytes]:
-    folder.mkdir(parents=True, exist_ok=True)
-    return tempfile.TemporaryFile(dir=folder)
+def _unnamed_file(keeping: Keeping) -> IO[bytes]:
+    try:
+        keeping.place.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(buffering=0, dir=keeping.place)
+    except OSError as error:
+        raise _no_file(keeping, error) from error
 
 
 def _mapped(file: IO[bytes], size: int) -> Tensor:
@@ -260,7 +319,7 @@ class Spool:
     """Bytes of images whose number is known only when all are decoded, one piece after the other.
 
     They are in host memory as long as what is expected fits there, otherwise in the file. `held` bytes of them are in
-    host memory before they are added.
+    host memory before they are added. Processes of one machine fill one spool, in rounds: one piece of each.
     """
 
     keeping: Keeping
@@ -269,54 +328,82 @@ class Spool:
     held: int = 0
     room: Room = field(init=False)
     size: int = field(default=0, init=False)
+    #: Images and bytes that all processes of the run have decoded.
+    _decoded: list[int] = field(default_factory=lambda: [0, 0], init=False)
+    #: What this process has put in, in memory that is its own.
     _pieces: list[np.ndarray] = field(default_factory=list, init=False)
+    #: Or the file that it has put it in, in memory or on disk, and which bytes of that these are.
     _file: IO[bytes] | None = field(default=None, init=False)
+    _spans: list[tuple[int, int]] = field(default_factory=list, init=False)
+    _on_disk: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.room = self.keeping.measure(self.device, self.held)
+        self.room = self.keeping.agreed(self.device, self.held)
         if self.keeping.choice == DISK:
             self._move()
+        elif len(ranks.mates()) > 1:
+            self._file = ranks.one_file(ranks.in_memory)
 
-    def add(self, piece: np.ndarray, decoded: int) -> None:
-        """Add a piece; `decoded` images are there now. Raise as soon as it is clear that they will fit nowhere."""
-        self.size += len(piece)
-        expected = self.size * self.count // decoded
+    def reserve(self, images: Sequence[int], sizes: Sequence[int]) -> int:
+        """Return the first byte of the piece of this process; every process has one, of so many images and bytes.
+
+        Raise as soon as it is clear that all images will fit nowhere. All processes of a run call this together.
+        """
+        near, here = ranks.mates(), ranks.place().rank
+        start = self.size + sum(sizes[near[0] : here])
+        self.size += sum(sizes[near[0] : near[-1] + 1])
+        self._decoded = [self._decoded[0] + sum(images), self._decoded[1] + sum(sizes)]
+        expected = self._decoded[1] * self.count // self._decoded[0]
         self.keeping.choose(self.count, expected, self.device, self.room)
         # Whichever tier they end in, all of them are here before they are copied there.
         spare = self.keeping.spare if self.keeping.choice == AUTO else 0.0
-        if self._file is None and not self.room.has(HOST, expected, spare):
+        if not self._on_disk and not self.room.has(HOST, expected, spare):
             self._move()
-        self._put(piece)
+        return start
 
-    def _put(self, piece: np.ndarray) -> None:
+    def put(self, piece: np.ndarray, start: int) -> None:
+        """Put a piece where there is a place for it."""
         if self._file is None:
             self._pieces.append(piece)
             return
+        self._spans.append((start, len(piece)))
         try:
-            self._file.write(piece.data)
+            self._file.seek(start)
+            while len(piece):
+                piece = piece[self._file.write(piece.data) :]  # the system may write less than it is given
         except OSError as error:
             raise _no_file(self.keeping, error) from error
 
     def _move(self) -> None:
         """Write what is there to the file, and everything else that comes."""
         self.room.disk()  # asked now, as what is written is no longer free
+        memory, spans, self._spans = self._file, self._spans, []
+        self._file, self._on_disk = ranks.one_file(partial(_unnamed_file, self.keeping)), True
+        error = None
         try:
-            self._file = _unnamed_file(self.keeping.place)
-        except OSError as error:
-            raise _no_file(self.keeping, error) from error
-        while self._pieces:
-            self._put(self._pieces.pop(0))
+            start = 0
+            while self._pieces:
+                piece = self._pieces.pop(0)
+                self.put(piece, start)
+                start += len(piece)
+            if memory is not None:
+                with memory:
+                    for start, length in spans:
+                        self.put(np.memmap(memory, np.uint8, "r", start, (length,)), start)
+        except DataError as failure:
+            error = failure
+        ranks.fail_together(error)
 
     def finish(self) -> tuple[Tensor, Kept]:
         """Return all bytes in the tier that their number allows."""
         kept = self.keeping.choose(self.count, self.size, self.device, self.room)
         if self._file is not None:
             with self._file:
-                self._file.flush()
                 mapped = _mapped(self._file, self.size)
             if kept.tier == DEVICE and self.device.type != "cpu":
                 return mapped.to(self.device), kept
-            return mapped, replace(kept, tier=DISK)  # also if it turned out smaller than expected
+            # Also if it turned out smaller than expected.
+            return mapped, replace(kept, tier=DISK) if self._on_disk else kept
         flat = allocate((self.size,), kept, self.keeping)
         end = 0
         while self._pieces:

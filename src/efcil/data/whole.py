@@ -18,7 +18,7 @@ from torch import Tensor
 
 from efcil.activity import doing_in_pieces, next_piece
 from efcil.compiled import compiled
-from efcil.data import tiers
+from efcil.data import tiers, together
 from efcil.data.augment import PIXEL_VALUES, Augmentation, Draws, Normalisation
 from efcil.data.deferred import DeferredImages, Shapes
 from efcil.data.store import TaskImages, View
@@ -80,20 +80,26 @@ def crop_windows(box: Tensor, size: int) -> Tensor:
 
 
 def bring(images: DeferredImages, device: torch.device, keeping: Keeping | None = None) -> tuple[WholeImages, Kept]:
-    """Decode whole images and keep them where there is room; also return where that is."""
+    """Decode whole images and keep them where there is room; also return where that is.
+
+    Processes of one machine have one copy, except on GPUs, and each decodes a part of it.
+    """
     count = len(images)
-    sizes, starts = np.zeros((count, 2), np.int64), np.zeros(count, np.int64)
-    spool, decoded = Spool(keeping or Keeping(), device, count, images.held), 0
+    mine, own = images.share()
+    spans = tiers.table(count, 3)  # first byte, height and width
+    spool = Spool(keeping or Keeping(), device, count, own.held)
+
     # The images lie in the order in which they are read, which need not be that of the rows.
-    for places, pixels in images.whole():
-        sizes[places] = [each.shape[:2] for each in pixels]
-        lengths = 3 * sizes[places].prod(axis=1)
-        starts[places] = spool.size + np.cumsum(lengths) - lengths
-        decoded += len(places)
-        spool.add(np.concatenate([each.reshape(-1) for each in pixels]), decoded)
+    def keep(places: np.ndarray, pixels: list[np.ndarray], start: int) -> None:
+        sizes = np.array([each.shape[:2] for each in pixels])
+        ends = start + np.cumsum(3 * sizes.prod(axis=1))
+        spans[mine[places]] = np.column_stack([[start, *ends[:-1]], sizes])
+        spool.put(np.concatenate([each.reshape(-1) for each in pixels]), start)
+
+    together.bring(own.whole(), keep, spool.reserve)
     flat, kept = spool.finish()
-    places_of, heights, widths = (torch.from_numpy(each.copy()).to(device) for each in (starts, *sizes.T))
-    return WholeImages(flat, places_of, heights, widths, images.shapes), kept
+    starts, heights, widths = (torch.from_numpy(each.copy()).to(device) for each in np.asarray(spans).T)
+    return WholeImages(flat, starts, heights, widths, images.shapes), kept
 
 
 def resampled(

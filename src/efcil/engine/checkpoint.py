@@ -31,7 +31,7 @@ from torch import Tensor
 from efcil import ranks
 from efcil.engine.interrupt import StopRequest
 from efcil.engine.trainer import Position, Trainer
-from efcil.errors import TrainingError
+from efcil.errors import TrainingError, some
 from efcil.files import is_regular, read_regular, refuse_foreign_file, refuse_foreign_folder, write_own
 
 FORMAT = 1
@@ -306,7 +306,7 @@ def restore_training(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
     saved = {name.removeprefix(LEARNER): value for name, value in tensors.items() if name.startswith(LEARNER)}
     shapes = {name: tuple(value.shape) for name, value in present.items()}
     if shapes != {name: tuple(value.shape) for name, value in saved.items()}:
-        names = sorted(shapes.keys() ^ saved.keys()) or "their shapes"
+        names = some(sorted(shapes.keys() ^ saved.keys())) or "their shapes"
         raise CheckpointError(
             f"The checkpoint does not fit the method that should resume from it ({names} differ). "
             "Remove the folder 'partial' of the run to start that task over."

@@ -51,7 +51,7 @@ class Contrast(nn.Module):
 
 def attach(learner: Method, task: Task, recipe: Recipe) -> Contrast | None:
     """Add the layers to a learner whose recipe asks for contrast, so that they are saved with it; else None."""
-    if not recipe.contrast or task.classes < 2 or (task.index > 0 and not learner.rotates_later):
+    if not recipe.contrast or task.classes < 2 or (task.index > 0 and not learner.extra_terms):
         return None
     made = Contrast(learner, task, recipe.contrast_temperature)
     learner.add_module(NAME, made)

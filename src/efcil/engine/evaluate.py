@@ -18,7 +18,7 @@ from efcil.data.scenario import Scenario
 from efcil.data.store import resident
 from efcil.data.tiers import Keeping
 from efcil.evaluation.metrics import accuracy_rows
-from efcil.methods.base import Method
+from efcil.methods.base import Method, Traits
 
 LARGEST_CHUNK = 2048
 CHUNK_BYTES = 1 << 28
@@ -88,13 +88,19 @@ class TestImages:
         return self.normalisation(self.images[start:stop].to(device), self.dtype)
 
 
+def used_classifier(about: Traits, classifier: str) -> str:
+    """Return the classifier that is used for a method where `classifier` is asked for: `auto` chooses one."""
+    if classifier != classifiers.AUTO:
+        return classifier
+    # A method with its own way to classify keeps it.
+    return classifiers.automatic(about.keeps) if about.decides_by_heads else classifiers.OWN
+
+
 @torch.no_grad()
 def scorer(method: Method, classifier: str) -> Callable[[Tensor], Tensor]:
     """Return the function from normalised images to scores for the classifier called `classifier`."""
     keeps = method.about.keeps
-    if classifier == classifiers.AUTO:
-        # A method with its own way to classify keeps it.
-        classifier = classifiers.automatic(keeps) if method.about.decides_by_heads else classifiers.OWN
+    classifier = used_classifier(method.about, classifier)
     if classifier in (classifiers.OWN, classifiers.ALL):
         return method.scores
     classifiers.check(classifier, method.name, keeps)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from efcil import seeds
+from efcil import ranks, seeds
 from efcil.compiled import compiled
 from efcil.data.store import TaskImages, View
 from efcil.data.tiers import DEVICE
@@ -70,10 +70,6 @@ class Feed:
         self.repeats = learner.previous_images(task) if task.index > 0 else 0
         self.block_steps = block_steps(data, batch_size)
         rows = (self.block_steps + 1) * batch_size
-        shape = (rows, 3, data.size, data.size)
-        self.images = torch.zeros(shape, device=data.device, dtype=data.dtype).contiguous(
-            memory_format=torch.channels_last
-        )
         self.labels = torch.zeros(rows, device=data.device, dtype=torch.int64)
         self.frozen: dict[str, Tensor] = {}
         self.draws: dict[str, Tensor] = {}
@@ -95,6 +91,12 @@ class Feed:
         if task.index > 0:
             with torch.no_grad():
                 learner.prepare(task, data)
+
+    @cached_property
+    def images(self) -> Tensor:
+        """The images of the present block. They may be a gigabyte, which a task that trains nothing does not need."""
+        shape, layout = (len(self.labels), 3, self.data.size, self.data.size), torch.channels_last
+        return torch.empty(shape, device=self.data.device, dtype=self.data.dtype, memory_format=layout).zero_()
 
     def blocks(self) -> range:
         """Return the first step of every block of an epoch."""
@@ -125,7 +127,7 @@ class Feed:
         if self._beside is None:
             self._prepare(epoch, first_step)
             return
-        if self._taken is None:
+        if self._taken is None or ranks.several():  # messages of processes must not overtake those of the steps
             self._beside.wait_stream(torch.cuda.current_stream())
         else:
             self._beside.wait_event(self._taken)  # what is overwritten now has been read; the steps may still run

@@ -40,8 +40,7 @@ def choose_execution(settings: TrainingSettings) -> Execution:
             f"this is {torch.cuda.get_device_name(device)}. Leave out --precision and --path."
         )
     # fp32 and tf32 on the plain path are the reference for everything faster, so they stay eager.
-    # Nor is a step captured whose gradients are averaged over processes: that was never tried on several GPUs.
-    captured = on_cuda and (half or fused) and not ranks.several()
+    captured = on_cuda and (half or fused) and ranks.capturable()
     return Execution(device, half=half, fused=fused, captured=captured, tf32=on_cuda and settings.precision == "tf32")
 
 

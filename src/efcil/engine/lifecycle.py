@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from efcil import methods, ranks
+from efcil import methods, ranks, seeds
 from efcil.activity import between_pieces, doing
 from efcil.data.store import TaskImages
 from efcil.engine import checkpoint
@@ -56,12 +56,16 @@ class Blueprint:
         """Return the untrained method on the CPU, with heads of these sizes: saved states are compared with it."""
         network = fresh_network(self.network, self.seed, torch.device("cpu"), load=False)
         network.grow_to(list(head_sizes))
-        return self.method(network, self.settings)
+        return self._make(network)
 
     def around(self, network: Mapping[str, Tensor]) -> Method:
         """Return the method with the network that the first task has trained."""
         trained = trained_network(self.network, self.seed, self.execution.device, network)
-        return self.place(self.method(trained, self.settings))
+        return self.place(self._make(trained))
+
+    def _make(self, network: IncrementalNetwork) -> Method:
+        with seeds.seeded(seeds.derive(self.seed, "method")):
+            return self.method(network, self.settings)
 
     def load(self, state: Mapping[str, Tensor]) -> Method:
         """Return the method with a saved state."""
@@ -180,8 +184,15 @@ def begin_first(blueprint: Blueprint, task: Task, data: TaskImages, recipe: Reci
 
 def begin_later(method: Method, task: Task, data: TaskImages, recipe: Recipe, execution: Execution) -> Trainer:
     """Return the trainer of the next task of a method that has learned the earlier tasks."""
-    method.begin_task(task)
+    begin(method, task, execution)
     return Trainer(method, data, task, recipe, execution)
+
+
+def begin(method: Method, task: Task, execution: Execution) -> None:
+    """Let the method begin a later task. Layers that it makes follow from the seed, and are moved to the device."""
+    with seeds.seeded(seeds.derive(task.seed, "begin", task.index)):
+        method.begin_task(task)
+    method.to(execution.device)
 
 
 def end(method: Method, task: Task, data: TaskImages) -> None:
@@ -220,7 +231,9 @@ def learn_task(
     def train(trainer: Trainer) -> None:
         position = journal.resume(trainer) if journal is not None else None
         watch.begin(recipe.epochs if trainer.trains else 0, 0 if position is None else position.epoch)
-        trainer.run(position, watch.epoch, None if journal is None else journal.keeper)
+        # For backbones with dropout, which draw while they train: where nothing is interrupted, runs repeat.
+        with seeds.seeded(seeds.derive(task.seed, "train", task.index)):
+            trainer.run(position, watch.epoch, None if journal is None else journal.keeper)
 
     def train_first() -> State:
         with phase("train"):

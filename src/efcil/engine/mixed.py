@@ -7,13 +7,12 @@ The rows exist while the task trains.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from efcil import seeds
 from efcil.core import mixing
+from efcil.core.heads import new_rows
 from efcil.core.losses import cross_entropy
 from efcil.core.rotation import QUARTER_TURNS
 from efcil.methods.base import Batch, Method, Task
@@ -30,12 +29,10 @@ class MixedClasses(nn.Module):
 
     def __init__(self, learner: Method, task: Task, rounds: int) -> None:
         super().__init__()
-        size = learner.network.feature_size
         device = next(learner.network.backbone.parameters()).device
         table = mixing.mixture_labels(task.classes)
-        bound = 1.0 / math.sqrt(size)
         generator = seeds.generator("cpu", task.seed, "mixed", task.index)
-        rows = torch.empty(int(table.max()) + 1 - task.classes, size).uniform_(-bound, bound, generator=generator)
+        rows = new_rows(int(table.max()) + 1 - task.classes, learner.network.feature_size, generator)
         self.rows = nn.Parameter(rows.to(device))
         self.register_buffer("table", table.to(device), persistent=False)
         self.first_class, self.classes, self.rounds = task.first_class, task.classes, rounds
@@ -53,7 +50,7 @@ class MixedClasses(nn.Module):
 
 def attach(learner: Method, task: Task, recipe: Recipe) -> MixedClasses | None:
     """Add the rows to a learner whose recipe mixes classes, so that they are saved with it; else None."""
-    if not recipe.mixing or task.classes < 2 or (task.index > 0 and not learner.rotates_later):
+    if not recipe.mixing or task.classes < 2 or (task.index > 0 and not learner.extra_terms):
         return None
     made = MixedClasses(learner, task, recipe.mixing)
     learner.add_module(NAME, made)

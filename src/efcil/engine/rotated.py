@@ -7,12 +7,11 @@ must say which class it is and how it is turned. The rows exist while the task t
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from efcil import seeds
+from efcil.core.heads import new_rows
 from efcil.core.losses import cross_entropy
 from efcil.core.rotation import QUARTER_TURNS, rotate_batch, rotation_labels
 from efcil.methods.base import Batch, Method, Task
@@ -27,10 +26,8 @@ class RotatedClasses(nn.Module):
 
     def __init__(self, learner: Method, task: Task) -> None:
         super().__init__()
-        size = learner.network.feature_size
-        bound = 1.0 / math.sqrt(size)
         generator = seeds.generator("cpu", task.seed, "auxiliary", task.index)
-        rows = torch.empty(QUARTER_TURNS * task.classes, size).uniform_(-bound, bound, generator=generator)
+        rows = new_rows(QUARTER_TURNS * task.classes, learner.network.feature_size, generator)
         self.rows = nn.Parameter(rows.to(next(learner.network.backbone.parameters()).device))
         self.first_class, self.classes = task.first_class, task.classes
 
@@ -46,7 +43,7 @@ class RotatedClasses(nn.Module):
 
 def attach(learner: Method, task: Task, recipe: Recipe) -> RotatedClasses | None:
     """Add the rows to a learner whose recipe rotates a later task, so that they are saved with it; else None."""
-    if task.index == 0 or not recipe.rotations or not learner.rotates_later:
+    if task.index == 0 or not recipe.rotations or not learner.extra_terms:
         return None
     made = RotatedClasses(learner, task)
     learner.add_module(NAME, made)

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from efcil import ranks
 from efcil.activity import Work, between_pieces, doing
 from efcil.data.store import TaskImages
 from efcil.engine import contrast, mixed, rotated
@@ -150,7 +151,8 @@ class Trainer:
                 self.steps.start_at(begin)
                 following = self.feed.next_block(epoch, start)
                 unread = following[0] < self.recipe.epochs
-                ahead = self.execution.captured and unread
+                # The messages of several processes stay on one stream: all of them must send in one order.
+                ahead = self.execution.captured and unread and not ranks.several()
                 for index in range(begin, steps):
                     self.step(index, self.feed.batch_length(start + index))
                     work.done += 1
@@ -221,6 +223,11 @@ class Trainer:
         with split.averaged():
             batch = self.feed.batch(place, length)
             terms = self.learner.loss(batch)
+            if isinstance(terms, Tensor):
+                raise TrainingError(
+                    f"`loss` of {self.learner.name!r} returned a tensor. Return terms by name, such as "
+                    '{"loss": value}: progress and logs show each of them.'
+                )
             if self.contrast is not None:
                 self.contrast.look(self.learner, batch)
             if self.rotated is not None:

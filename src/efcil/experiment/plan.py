@@ -272,8 +272,9 @@ class Plan:
         most = most_bytes(kept, max(self._number_of_images(task) for task in later))
         if most == 0 or not has_room(keeping, kept, most):
             return None
-        chosen = images[self.rows(self.task(later[0]))]
-        return Ahead(chosen, self.augmentation.cuts_whole, most, lambda: still_has_room(keeping, most))
+        _, chosen = images[self.rows(self.task(later[0]))].share()
+        own = most // len(ranks.mates())
+        return Ahead(chosen, self.augmentation.cuts_whole, own, lambda: still_has_room(keeping, most))
 
     def test_images(self) -> TestImages:
         """Return all test images, for the device; most of its memory is left to those of the tasks."""

@@ -8,7 +8,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ class Run:
                 hardware.refuse_broken_products(plan.execution)
             with doing("loading what an earlier attempt has saved"):
                 self.state = state.restore(plan, self.clock, self.progress.say)
-            with doing(f"copying the test images to {plan.execution.device}"), self._alone():
+            with doing(f"copying the test images to {plan.execution.device}"), between_pieces(self.stop_if_asked):
                 test = plan.test_images()
         with doing("starting the trackers"):
             self.tracking.begin(plan.folder.read_metrics())
@@ -226,7 +226,7 @@ class Run:
         """Learn a task, test it, and save the state of the run."""
         plan, before = self.plan, self.clock.report()
         self.progress.enter_task(index)
-        with self.clock.phase("start_up"), doing("preparing the images of the task"), self._alone():
+        with self.clock.phase("start_up"), doing("preparing the images of the task"):
             task = plan.task(index)
             data = plan.images(task, self.ahead)
         self._say_where(index, data)
@@ -316,10 +316,6 @@ class Run:
             self.saving.wait()
             done = self.state.completed
             raise self.interrupted(f"Stopped after task {done}." if done else "Stopped before the end of task 1.")
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """Let a request to stop end what every process does for itself, in pieces that may differ from the others'."""
-        return between_pieces(None if ranks.several() else self.stop_if_asked)
 
     def interrupted(self, what: str) -> Interrupted:
         """Return the error to raise: it says what was stopped, and the exact command to resume with."""

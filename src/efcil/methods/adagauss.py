@@ -53,7 +53,12 @@ class AdaptedGaussians(BuiltClassifier):
         collapse_weight: float = option(
             1.0, "Weight of the term against collapse; it needs batches larger than the bottleneck.", minimum=0
         )
-        collapse_limit: float = option(1.0, "Spread above which that term has no effect on a direction.", minimum=0)
+        collapse_limit: float = option(
+            1.0,
+            "Spread above which that term has no effect on a direction.",
+            minimum=0,
+            unless=("collapse_weight", 0.0),
+        )
         width: int = option(2048, "Hidden units of the distiller and of the adapter.", minimum=1)
         adapter: str = option(
             "ridge",
@@ -130,8 +135,7 @@ class AdaptedGaussians(BuiltClassifier):
         self.keep_teacher()
         object.__setattr__(self, "teacher_bottleneck", copy.deepcopy(self.bottleneck).requires_grad_(False))
         super().begin_task(task)
-        for head in list(self.network.heads)[:-1]:
-            head.requires_grad_(False)
+        self.freeze_old_heads()
         self.distiller = self._new_map(task, "distiller")
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:

@@ -13,6 +13,7 @@ from efcil.core import classifiers, gaussians, transport
 from efcil.core.classifiers import Classifier
 from efcil.core.losses import cross_entropy, distillation
 from efcil.data.store import TaskImages, View
+from efcil.methods.attacked import Neighbours, images_of, nearest
 from efcil.methods.base import Batch, Method, Plan, Task, Terms
 from efcil.methods.built import BuiltClassifier
 from efcil.methods.lwf import LearningWithoutForgetting
@@ -60,6 +61,7 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
             8.0,
             "Length of such a step, as the root mean square over the pseudo-old images of a training step.",
             minimum=0,
+            unless=("attack_steps", 0),
         )
         noise: float = option(
             1.0, "Spread of the targets about the mean of their class, in mean standard deviations.", minimum=0
@@ -71,12 +73,17 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
         )
         drift_steps: int = option(9, "Steps of the attack on these (Tiny-ImageNet: 6).", minimum=0)
         drift_length: float = option(
-            _DRIFT_LENGTH, "Length of such a step, as the root mean square over a batch.", minimum=0
+            _DRIFT_LENGTH,
+            "Length of such a step, as the root mean square over a batch.",
+            minimum=0,
+            unless=("drift_steps", 0),
         )
-        drift_batch: int = option(64, "Images that share the length of a step there.", minimum=1)
+        drift_batch: int = option(
+            64, "Images that share the length of a step there.", minimum=1, unless=("drift_steps", 0)
+        )
         map_epochs: int = option(64, "Epochs in which the map of a class's covariance is learned (Adam).", minimum=0)
-        map_learning_rate: float = option(1e-4, "Learning rate of these maps.", minimum=0)
-        map_batch_size: int = option(16, "Features in a step of learning a map.", minimum=1)
+        map_learning_rate: float = option(1e-4, "Learning rate of these maps.", minimum=0, unless=("map_epochs", 0))
+        map_batch_size: int = option(16, "Features in a step of learning a map.", minimum=1, unless=("map_epochs", 0))
         shrink: float = option(
             24.0,
             "Mean variances added to every variance, and mean covariances to every other entry, of a covariance when "
@@ -123,7 +130,7 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
         means = self.memory.means[sources.labels[chosen]]
         radius = settings.noise * gaussians.perturbation_radius(self.memory.covariances)
         targets = means + radius * torch.randn(means.shape, generator=generator, device=device)
-        images = _images(sources.data, sources.view.of(sources.rows[chosen]))
+        images = images_of(sources.data, sources.view.of(sources.rows[chosen]))
         lengths = [settings.attack_length] * settings.attack_steps
         made = attack.towards(self.old_network, images, targets, lengths, group=settings.pseudo_batch)
         logits = self.frozen(made)["logits"]
@@ -166,17 +173,10 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
     def _follow_drift(self, task: Task, data: TaskImages) -> None:
         """Move every old class by what its own pseudo-old images say: the mean by their mean shift."""
         settings, memory = self.settings, self.memory
-        view = data.view("drift")
-        features, lowest, highest = [], [], []
-        for images, _ in data.rendered(view):
-            features.append(self.old_network.features(images))
-            lowest.append(images.amin())
-            highest.append(images.amax())
-        limits = torch.stack(lowest).amin(), torch.stack(highest).amax()
-        rows = nearest(torch.cat(features), memory.means, settings.drift_images)
-        before, after, counts = [], [], []
-        for number, chosen in enumerate(rows):
-            old, new, made = self._pairs(number, data, view.of(chosen), limits)
+        near = Neighbours(self.old_network, data, data.view("drift"), memory.means, settings.drift_images)
+        rows, before, after, counts = near.rows, [], [], []
+        for number in range(len(rows)):
+            old, new, made = self._pairs(near, number)
             before.append(old)
             after.append(new)
             counts.append(made)
@@ -194,19 +194,15 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
                 covariance = matrix @ memory.covariances[number].double() @ matrix.T
                 memory.replace(number, memory.means[number].double() + shift, covariance)
 
-    def _pairs(
-        self, number: int, data: TaskImages, view: View, limits: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _pairs(self, near: Neighbours, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return old and new features (K, n) of images attacked towards a class, those that got there first.
 
         The third is how many got there: the old network has them nearest to this class. If none did, it is all of them.
         """
-        settings, means = self.settings, self.memory.means
-        images = _images(data, view)
-        wanted, lengths = means[number].expand(len(images), -1), [settings.drift_length] * settings.drift_steps
-        made = attack.towards(self.old_network, images, wanted, lengths, group=settings.drift_batch, limits=limits)
+        settings = self.settings
+        made = near.attacked(number, [settings.drift_length] * settings.drift_steps, settings.drift_batch)
         old, new = self.old_network.features(made).float(), self.network.features(made).float()
-        there = torch.cdist(old, means).argmin(dim=1) == number
+        there = near.arrived(old, number)
         order = (~there).int().argsort(stable=True)
         made_it = there.sum()
         return old[order], new[order], torch.where(made_it > 0, made_it, len(there))
@@ -216,14 +212,3 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
     def build(self) -> Classifier:
         """Minus the squared Mahalanobis distance to every class."""
         return classifiers.mahalanobis(self.memory.statistics(), self.settings.shrink, self.settings.shrink)
-
-
-def nearest(features: Tensor, means: Tensor, count: int) -> Tensor:
-    """The rows (C, k) of features (N, n) that are nearest to each mean (C, n), nearest first; k is `count`, or N."""
-    distances = torch.cdist(means.to(features.dtype), features)
-    return distances.topk(min(count, len(features)), dim=1, largest=False).indices
-
-
-def _images(data: TaskImages, view: View) -> Tensor:
-    """All images of a view."""
-    return torch.cat([images for images, _ in data.rendered(view)])

@@ -28,6 +28,7 @@ _REPLACED = {
     "keeps": "`remembers` returns a ClassMemory, or override `traits`, its field `keeps`",
     "gradient_limit": "it is `gradient_clip` of a recipe; override `recipe`",
     "trains_normalisation": "it is `normalisation` of a recipe; have a setting `train_normalisation`",
+    "rotates_later": "it is called `extra_terms`",
     "purposes": "give the purpose to `keep`, which registers a buffer or a module",
 }
 
@@ -139,10 +140,10 @@ class Method(Keeping):
     family: ClassVar[str] = "efc"
     #: Whether `loss` smooths labels by `batch.label_smoothing`.
     smooths_labels: ClassVar[bool] = False
-    #: Whether later tasks may have rotated and mixed classes and contrast (`later.rotations`, `later.mixing`,
-    #: `later.contrast`): the method trains the newest head on features. If `loss` adds those of the batch to
-    #: `batch.compared`, contrast needs no pass of its own.
-    rotates_later: ClassVar[bool] = False
+    #: Whether later tasks may have the terms of a recipe: rotated and mixed classes, and contrast (`later.rotations`,
+    #: `later.mixing`, `later.contrast`). The method must train the newest head on features. If `loss` adds those of
+    #: the batch to `batch.compared`, contrast needs no pass of its own.
+    extra_terms: ClassVar[bool] = False
     #: Whether the method also works with cosine heads: it asks the network for scores, and computes none of its own.
     cosine_heads: ClassVar[bool] = False
     #: The recipe where none is asked for, if the preset has it: `paper` (that of the family) or `modern`.
@@ -206,6 +207,11 @@ class Method(Keeping):
         """Grow the network for the classes of `task` (not called for the first task) and decide what trains."""
         self.network.add_head(task.classes, seeds.generator("cpu", task.seed, "head", task.index))
         self.network.requires_grad_(True)
+
+    def freeze_old_heads(self) -> None:
+        """Leave all heads but the newest as they are; for `begin_task`, where the loss has no gradient for them."""
+        for head in list(self.network.heads)[:-1]:
+            head.requires_grad_(False)
 
     def prepare(self, task: Task, data: TaskImages) -> None:
         """Look at the images of a later task before its training begins, or resumes; what is held is freed at its end.

@@ -86,7 +86,7 @@ class ElasticFeatureConsolidation(Method):
     name = "efc"
     summary = "feature drift penalised by the empirical feature matrix, Gaussian prototypes rehearsed and moved along"
     family = "efc"
-    rotates_later = True
+    extra_terms = True
 
     @dataclass(frozen=True)
     class Settings(ElasticSettings):

@@ -22,6 +22,8 @@ from efcil.settings import option
 
 #: Bytes of drawn features that heads are re-balanced on at a time; ImageNet-1K's 1,000 classes need 2.4e9.
 _FEATURE_BYTES = 4 * 10**9
+#: Without epochs of re-balancing, its other settings have no effect.
+_NEVER = ("rebalance_epochs", 0)
 
 
 class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
@@ -37,14 +39,17 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
         """Hyper-parameters of EFC++, with the values of its authors' code."""
 
         rebalance_epochs: int = option(50, "Epochs of re-balancing after each task but the first; 0: none.", minimum=0)
-        rebalance_learning_rate: float = option(1e-3, "Learning rate of re-balancing (SGD, constant).", minimum=0)
-        rebalance_momentum: float = option(0.9, "Momentum of re-balancing.", minimum=0, maximum=1)
-        rebalance_weight_decay: float = option(5e-4, "Weight decay of re-balancing.", minimum=0)
-        rebalance_batch_size: int = option(256, "Features in a step of re-balancing.", minimum=1)
+        rebalance_learning_rate: float = option(
+            1e-3, "Learning rate of re-balancing (SGD, constant).", minimum=0, unless=_NEVER
+        )
+        rebalance_momentum: float = option(0.9, "Momentum of re-balancing.", minimum=0, maximum=1, unless=_NEVER)
+        rebalance_weight_decay: float = option(5e-4, "Weight decay of re-balancing.", minimum=0, unless=_NEVER)
+        rebalance_batch_size: int = option(256, "Features in a step of re-balancing.", minimum=1, unless=_NEVER)
         rebalance_fresh: bool = option(
             True,
             "Augment the current images and compute their features again in every epoch of re-balancing; off: once, as "
             "the authors do for ImageNet-1K.",
+            unless=_NEVER,
         )
 
     settings: Settings  # type: ignore[assignment]
@@ -67,8 +72,7 @@ class ElasticFeatureConsolidationPlusPlus(ElasticFeatureConsolidation):
     def begin_task(self, task: Task) -> None:
         """Begin as EFC does, but keep the old heads out of the optimiser: its weight decay would change them."""
         super().begin_task(task)
-        for head in list(self.network.heads)[:-1]:
-            head.requires_grad_(False)
+        self.freeze_old_heads()
 
     def restored(self) -> None:
         """Nothing is needed: no prototype is drawn while the backbone trains."""

@@ -136,8 +136,8 @@ class ElasticWeightConsolidation(FineTune):
                     logits = functional.linear(self.network.features(images), weight)
                 labels = fisher.fisher_labels(logits, labels, self.settings.fisher_labels, generator)
                 if alone:
-                    losses = partial(_summed_loss, weight, labels)
-                    fisher.add_squares_per_image(totals, self.network.backbone, images, losses, 1 / used)
+                    losses = partial(_summed_loss, weight)
+                    fisher.add_squares_per_image(totals, self.network.backbone, images, labels, losses, 1 / used)
                 else:
                     gradients = torch.autograd.grad(cross_entropy(logits, labels), parameters)
                     ranks.average(gradients)
@@ -145,7 +145,7 @@ class ElasticWeightConsolidation(FineTune):
         return fisher.flatten(totals)
 
 
-def _summed_loss(weight: Tensor, labels: Tensor, features: Tensor) -> Tensor:
+def _summed_loss(weight: Tensor, features: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(functional.linear(features, weight), labels, reduction="sum")
 
 

@@ -14,13 +14,12 @@ class FineTune(Method):
     family = "scheduled"
     smooths_labels = True
     cosine_heads = True
-    rotates_later = True
+    extra_terms = True
 
     def begin_task(self, task: Task) -> None:
         """Grow a head and freeze the old ones."""
         super().begin_task(task)
-        for head in list(self.network.heads)[:-1]:
-            head.requires_grad_(False)
+        self.freeze_old_heads()
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy over the newest head."""

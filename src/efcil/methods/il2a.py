@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn import functional
 
 from efcil import seeds
 from efcil.core import gaussians
+from efcil.core.heads import new_rows
 from efcil.core.losses import cross_entropy
 from efcil.core.mixing import pair_numbers
 from efcil.data.store import TaskImages
@@ -46,10 +46,16 @@ class DualAugmentation(Method):
         )
         mixing_rounds: int = option(4, "How often a batch is mixed with itself; 0: no mixed classes (IL2A).", minimum=0)
         mixing_concentration: int = option(
-            20, "Shares of the two images come from Beta(a, a) with this a (IL2A).", minimum=1
+            20,
+            "Shares of the two images come from Beta(a, a) with this a (IL2A).",
+            minimum=1,
+            unless=("mixing_rounds", 0),
         )
         mixing_range: float = option(
-            0.1, "Shares further than this from one half become one half (IL2A: 0.1; 0.2 for Tiny-ImageNet).", minimum=0
+            0.1,
+            "Shares further than this from one half become one half (IL2A: 0.1; 0.2 for Tiny-ImageNet).",
+            minimum=0,
+            unless=("mixing_rounds", 0),
         )
         prototype_update: str = option(
             "none",
@@ -93,9 +99,8 @@ class DualAugmentation(Method):
         self._first_class = task.first_class
         self.pair_of, self.pairs = pair_numbers(task.classes).to(self.pair_of.device), nn.ParameterList()
         if self.settings.mixing_rounds and task.classes > 1:
-            bound = 1.0 / math.sqrt(self.network.feature_size)
-            rows = torch.empty(task.classes * (task.classes - 1) // 2, self.network.feature_size)
-            rows.uniform_(-bound, bound, generator=seeds.generator("cpu", task.seed, "pairs", task.index))
+            generator = seeds.generator("cpu", task.seed, "pairs", task.index)
+            rows = new_rows(task.classes * (task.classes - 1) // 2, self.network.feature_size, generator)
             self.pairs.append(nn.Parameter(rows.to(self.pair_of.device)))
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:

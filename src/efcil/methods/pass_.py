@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn import functional
 
 from efcil import seeds
 from efcil.core import gaussians
+from efcil.core.heads import new_rows
 from efcil.core.losses import cross_entropy
 from efcil.core.rotation import QUARTER_TURNS, rotate_batch, rotation_labels
 from efcil.data.store import TaskImages
@@ -119,9 +119,7 @@ class PrototypeAugmentation(Method):
             covered = sum(len(rows) for rows in self.rotations) // QUARTER_TURNS
         self._first_rotated = task.first_class if self.settings.rotation_rows == "current" else 0
         generator = seeds.generator("cpu", task.seed, "rotations", task.index)
-        bound = 1.0 / math.sqrt(self.network.feature_size)
-        rows = torch.empty(QUARTER_TURNS * (task.seen - covered), self.network.feature_size)
-        rows.uniform_(-bound, bound, generator=generator)
+        rows = new_rows(QUARTER_TURNS * (task.seen - covered), self.network.feature_size, generator)
         self.rotations.append(nn.Parameter(rows.to(self.radius.device)))
 
     def parameter_groups(self, recipe: Recipe) -> list[ParameterGroup]:

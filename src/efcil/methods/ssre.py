@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +18,9 @@ from efcil.methods.memory import ClassMemory
 from efcil.network import fast
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe, option
+
+#: Images that tell whether folding BatchNorm leaves features as they are.
+_TRIED = 16
 
 
 class RepresentationExpansion(Method):
@@ -142,7 +146,7 @@ class RepresentationExpansion(Method):
         """Merge the adapters (after the first task: fold BatchNorm), then store the new classes' means."""
         fast.remove(self.network)  # the means are compared with features computed layer by layer
         if task.index == 0 and self.settings.folded:
-            fold_normalisation(self.network.backbone)
+            fold_normalisation(self.network, data.render(data.view("fold"), 0, min(_TRIED, len(data)))[0])
         self.merge()
         features, labels = gaussians.collect(self.network.features, data.augmented("prototypes"))
         self.memory.add(features, labels, range(task.first_class, task.seen))
@@ -193,26 +197,43 @@ def _centred(adapter: Tensor, side: int) -> Tensor:
 
 
 @torch.no_grad()
-def fold_normalisation(backbone: nn.Module) -> None:
+def fold_normalisation(network: IncrementalNetwork, images: Tensor) -> None:
     """Fold every BatchNorm (in eval mode) into the convolution before it; the BatchNorm then only adds the bias.
 
     W' = W g / sqrt(v + e), b' = b - m g / sqrt(v + e). The layers stay, so that a state fits any network of this kind.
-    A network whose convolutions are not all followed by one stays as it is.
+    A network whose convolutions are not all followed by one stays as it is. So does one in which this would change the
+    features of `images`: a shortcut may begin between a convolution and its BatchNorm.
     """
-    layers = [module for module in backbone.modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
+    layers = [module for module in network.backbone.modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
     pairs = list(zip(layers[::2], layers[1::2], strict=False))
-    if any(not isinstance(first, nn.Conv2d) or not isinstance(second, nn.BatchNorm2d) for first, second in pairs):
+    if not all(isinstance(first, nn.Conv2d) and _scales(second) for first, second in pairs):
         return
-    for convolution, norm in pairs:
-        assert isinstance(norm, nn.BatchNorm2d)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-        convolution.weight.mul_(scale[:, None, None, None])
-        norm.bias.sub_(norm.running_mean * scale)
-        norm.weight.fill_(1.0)
-        norm.running_mean.zero_()
-        norm.running_var.fill_(1.0 - norm.eps)
+    with fast.plainly(network):
+        before, state = network.features(images), copy.deepcopy(network.backbone.state_dict())
+        for convolution, norm in pairs:
+            _fold(convolution, norm)
+        moved = torch.linalg.vector_norm(network.features(images) - before)
+        if moved > 0.01 * torch.linalg.vector_norm(before):
+            network.backbone.load_state_dict(state)
+
+
+def _scales(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats
+
+
+def _fold(convolution: nn.Module, norm: nn.Module) -> None:
+    assert isinstance(convolution, nn.Conv2d)
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    convolution.weight.mul_(scale[:, None, None, None])
+    if convolution.bias is not None:
+        convolution.bias.mul_(scale)
+    norm.bias.sub_(norm.running_mean * scale)
+    norm.weight.fill_(1.0)
+    norm.running_mean.zero_()
+    norm.running_var.fill_(1.0 - norm.eps)
 
 
 def _key(name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from efcil.errors import some
-from efcil.model import contents, matching, purposes
+from efcil.model import contents, matching, purposes, readme
 from efcil.model import folder as model_folder
 from efcil.model.card import Card, ModelError
 from efcil.model.images import InputError, Pictures, class_folders, folder_label
@@ -81,7 +81,7 @@ class Audit:
             (images, f"the model stores what matches an image: {some(images)}."),
             (unexplained, f"{unexplained} has no known purpose. The method must declare one with `keep`."),
             (misfits, f"{misfits}. Restore the model from a copy, or train it again."),
-            (extras.files, f"files in the folder are not part of a model: {some(extras.files)}. Move them elsewhere."),
+            (extras.files, f"files in the folder are not part of a model: {some(extras.files)}. {self._elsewhere}"),
             (
                 extras.parts,
                 f"its files contain what efcil does not write: {some(extras.parts)}. Load the model and save it again "
@@ -94,6 +94,14 @@ class Audit:
             ),
         )
         return [sentence for there, sentence in found if there]
+
+    @property
+    def _elsewhere(self) -> str:
+        """What to do with files that are not part of a model."""
+        if readme.NAME not in self.extras.files:
+            return "Move them elsewhere."
+        # One that another version has written cannot be told from one that somebody has changed.
+        return f"Move them elsewhere; `efcil card MODEL --output MODEL/{readme.NAME}` writes that file anew."
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -21,6 +21,7 @@ from efcil import methods
 from efcil.core import classifiers
 from efcil.data.augment import AUGMENTATIONS, Normalisation
 from efcil.engine import hardware
+from efcil.engine.evaluate import used_classifier
 from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.model.measured import HELD_OUT, Measured, group, read_measured, whole
@@ -138,6 +139,13 @@ class Card:
         """What the last visit was computed with, nothing where that is not known."""
         # Renaming computes nothing.
         return next((visit.made_with[-1] for visit in reversed(self.visits) if visit.made_with), {})
+
+    @property
+    def classified_by(self) -> str:
+        """The classifier that gives the answers, in words; where the settings say `auto`, the one that was chosen."""
+        name = used_classifier(methods.get(self.settings.method).traits(self.resolved.method), self.settings.classifier)
+        # A run that measures all classifiers has none of its own to answer with.
+        return f"the method's own rule ({self.settings.method})" if name in (classifiers.OWN, classifiers.ALL) else name
 
     @property
     def task_sizes(self) -> list[int]:

@@ -1,18 +1,28 @@
-"""How long learning will take, from a few images that the network is tried on first."""
+"""How long learning will take, from a few images that the network is tried on first, and how much memory."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
+from efcil.data.tiers import Keeping
+from efcil.model.card import Card
 from efcil.model.in_memory import Model
+from efcil.model.measuring import trains_network
 
 _TRIED = 4
 #: A training step costs about three forward passes; rotations make four images of one.
 _STEP = 3.0
 _ROTATIONS = 4
+#: Memory that a visit takes where nothing trains: a program with a network, and for every byte of the images, as the
+#: network sees them, so many. Measured with 231 to 3,696 photographs; docs/own-images.md has the numbers.
+_PROGRAM_BYTES = 550 * 10**6
+_BYTES_PER_BYTE = 2.5
+#: Less is not worth a line.
+_NOTABLE_BYTES = 2 * 10**9
 
 
 def estimate(model: Model, pixels: np.ndarray, fresh: int) -> tuple[float, str]:
@@ -27,6 +37,21 @@ def estimate(model: Model, pixels: np.ndarray, fresh: int) -> tuple[float, str]:
     what = f"{looks:.0f} looks{of_new}" if looks > 2 else "each is read once"
     images = "1 image" if len(pixels) == 1 else f"{len(pixels)} images"
     return seconds, f"{images}, {what}: {in_words(seconds)}"
+
+
+def memory_needed(card: Card, images: int) -> Iterator[str]:
+    """Yield how much memory images take while they are learned, if that is much, or more than is free.
+
+    What training takes depends on the network, and was not measured; nothing is said of it.
+    """
+    if trains_network(card, len(card.task_sizes)):
+        return
+    needed = _PROGRAM_BYTES + _BYTES_PER_BYTE * images * 3 * card.image_size**2
+    free = Keeping().measure(torch.device("cpu")).host
+    short = free is not None and needed > free
+    if short or needed >= _NOTABLE_BYTES:
+        less = f", and {(free or 0) / 1e9:.1f} GB are free: learn fewer classes in a visit" if short else ""
+        yield f"{images:,} images take about {needed / 1e9:.1f} GB of memory while they are learned{less}"
 
 
 def _looks(model: Model) -> float:

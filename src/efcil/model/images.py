@@ -50,9 +50,10 @@ FEWEST_IMAGES = 5
 #: What to do about files that are ignored, by their suffixes.
 _BY_TYPE = (
     (".heic .heif .hif", "to read them: pip install 'efcil[heic]'"),
+    (".avif", "to read them: pip install 'pillow>=11.3'"),
     (".raw .cr2 .cr3 .crw .nef .nrw .arw .dng .orf .rw2 .raf .srw .pef", "raw photographs: convert to JPEG"),
     (".svg .svgz .eps .ai .cdr", "drawings: export as PNG"),
-    (".avif .jxl .jp2 .psd .xcf .ico .tga .exr .hdr .dds", "convert to JPEG or PNG"),
+    (".jxl .jp2 .psd .xcf .ico .tga .exr .hdr .dds", "convert to JPEG or PNG"),
     (".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv .3gp", "videos: save single frames as JPEG"),
     (
         ".pdf .txt .csv .tsv .json .jsonl .xml .yaml .yml .md .html .doc .docx .odt .xls .xlsx .ppt .pptx .py .ipynb "

@@ -188,7 +188,7 @@ def _network(card: Card) -> Iterator[str]:
     else:
         yield "- It was trained from scratch, on the images of these classes only."
     if card.settings.classifier != "own":
-        yield f"- classified by: {escaped(card.settings.classifier)}"
+        yield f"- classified by: {escaped(card.classified_by)}"
     yield ""
 
 

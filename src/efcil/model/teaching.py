@@ -18,8 +18,8 @@ from efcil.errors import printable, some
 from efcil.files import locked, refuse_full, refuse_unwritable
 from efcil.model import broken, copies, defaults, readme
 from efcil.model import folder as model_folder
-from efcil.model.card import ModelError, changed_computing, encode_label, made_with, versions
-from efcil.model.estimate import estimate
+from efcil.model.card import Card, ModelError, Visit, changed_computing, encode_label, made_with, versions
+from efcil.model.estimate import estimate, memory_needed
 from efcil.model.images import Pictures
 from efcil.model.in_memory import Model
 from efcil.model.learning import (
@@ -34,6 +34,7 @@ from efcil.model.learning import (
     stopped_unchanged,
     unfinished_task,
 )
+from efcil.model.measured import HELD_OUT
 from efcil.model.visit_log import VisitLog
 from efcil.network.backbones import refuse_unnamed
 from efcil.settings import TrainingSettings
@@ -84,7 +85,8 @@ def teach(
                 held_out = begun.held_out
             refuse_full(folder, needed_bytes(model))
             said = (*_beside(folder, model), *_computed_otherwise(model), *_made_of(model), *_outlook(model, labels))
-            for line in (*remarks, *said):
+            again = _perhaps_again(model.card, labels) if more else ()
+            for line in (*remarks, *said, *again, *memory_needed(model.card, len(pictures))):
                 progress.say(line)
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
             refuse_classes(model, labels, more=more, keep=keep)  # before many images are decoded
@@ -226,6 +228,29 @@ def _computed_otherwise(model: Model) -> Iterator[str]:
     known = {name: value for name, value in now.items() if name in before and name not in versions()}
     if changed := changed_computing({name: before[name] for name in known}, known):
         yield f"The model was last trained differently: {changed}."
+
+
+def _perhaps_again(card: Card, labels: Sequence[Hashable]) -> Iterator[str]:
+    """Say that the last visit may have had the same images: no trace of a single one is kept that would tell."""
+    if not set(labels) <= set(card.labels):
+        return
+    # One command with new and known classes makes two visits.
+    last = card.visits[-2:] if [each.kind for each in card.visits[-2:]] == ["task", "more"] else card.visits[-1:]
+    given = (len(set(labels)), len(labels))
+    for visits in (last, last[-1:]):
+        seen = sum(each.classes for each in visits), sum(_seen(each) for each in visits)
+        if visits[0].kind in ("task", "more") and seen == given:
+            yield (
+                f"The last visit, {visits[-1].date[:10]} {visits[-1].date[11:16]}, had as many images and classes. If "
+                "they are the same images, stop now: learned twice, they count twice"
+            )
+            return
+
+
+def _seen(visit: Visit) -> int:
+    """Return how many images a visit was given, those that were held out among them."""
+    found = visit.measured
+    return visit.images + (found.images if found is not None and found.way == HELD_OUT else 0)
 
 
 def _made_of(model: Model) -> Iterator[str]:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from efcil import seeds
 from efcil.errors import SettingsError, unknown
 from efcil.network import weights as pretrained
 from efcil.network.efficientnet import EfficientNetLite
@@ -109,9 +110,7 @@ class Backbone:
         """Return the backbone on the CPU: with its pre-trained weights, or with random ones that depend on `seed`."""
         weights = self.weights if load else None
         bringing = weights is not None and weights.file is None
-        with torch.random.fork_rng(devices=[]):
-            # torch.manual_seed would reseed the generators of GPUs too.
-            torch.default_generator.manual_seed(_OUTSIDE_SEED if bringing else seed)
+        with seeds.seeded(_OUTSIDE_SEED if bringing else seed):
             backbone = _build(self.architecture, bringing)
         if weights is not None and weights.file is not None:
             pretrained.load_into(backbone, weights)
@@ -131,6 +130,12 @@ def check_name(name: str) -> None:
     """Raise unless this is the name of a backbone, or has the form of one that is found elsewhere."""
     if name in NETWORKS or name.startswith(("hub:", "timm:")):
         return
+    if file := re.fullmatch(r"(.*/)?(\w+)\.py:(\w+)", name):
+        folder, module, function = file.groups()
+        raise SettingsError(
+            f"{name} names a file. Name its module, and have Python find it: PYTHONPATH={folder or '.'} efcil ... "
+            f"--network {module}:{function}"
+        )
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
         raise unknown("network", name, [*NETWORKS, "hub:OWNER/NAME", "timm:NAME", "MODULE:FUNCTION"])
 
@@ -239,7 +244,7 @@ def _outside(architecture: str, loaded: bool) -> nn.Module:
     except Exception as error:  # somebody's code
         raise SettingsError(
             f"The network {architecture} cannot be made ({type(error).__name__}: {error}). Name a function without "
-            "arguments, of a module that Python finds (PYTHONPATH), as MODULE:FUNCTION."
+            "arguments as MODULE:FUNCTION, of a module that Python finds; for a file in this folder, PYTHONPATH=."
         ) from None
     if not isinstance(made, nn.Module):
         raise SettingsError(f"{architecture} returned a {type(made).__name__}, not a torch.nn.Module.")
@@ -298,8 +303,7 @@ def _view_of_module(module: nn.Module) -> View:
 
 def _outside_weights(name: str) -> Weights:
     """Describe the weights of a network that brings its own; their checksum is that of all its tensors."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(_OUTSIDE_SEED)
+    with seeds.seeded(_OUTSIDE_SEED):
         module = _outside(name, loaded=True)
     stated = dict(getattr(module, "pretrained_cfg", None) or {})
     licence = str(stated.get("license") or getattr(module, "licence", None) or pretrained.UNSTATED)[:80]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from efcil import ranks, seeds
-from efcil.core.heads import cosine_logits
+from efcil.core.heads import cosine_logits, new_rows
 from efcil.network import split
 from efcil.network.backbones import Backbone, check_name
 
@@ -79,9 +79,8 @@ class IncrementalNetwork(nn.Module):
 
     def add_head(self, classes: int, generator: torch.Generator | None = None) -> None:
         """Append a head for `classes` new classes, initialised uniformly in +-1/sqrt(features)."""
-        bound = 1.0 / math.sqrt(self.feature_size)
-        weight = torch.empty(classes, self.feature_size).uniform_(-bound, bound, generator=generator)
-        self.heads.append(nn.Parameter(weight.to(next(self.backbone.parameters()).device)))
+        rows = new_rows(classes, self.feature_size, generator)
+        self.heads.append(nn.Parameter(rows.to(next(self.backbone.parameters()).device)))
 
     def grow_to(self, head_sizes: list[int]) -> None:
         """Append zero-initialised heads until the sizes match; used before a saved state is loaded."""
@@ -134,11 +133,10 @@ class IncrementalNetwork(nn.Module):
             yield self.head_scale
 
     def norm_parameters(self) -> Iterator[nn.Parameter]:
-        """Yield scale and shift of every BatchNorm layer."""
+        """Yield scale and shift of every BatchNorm layer that has them."""
         for module in self.backbone.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                yield module.weight
-                yield module.bias
+            if isinstance(module, _BatchNorm):
+                yield from module.parameters()
 
     def frozen_copy(self) -> IncrementalNetwork:
         """Return a copy in eval mode that never trains: the teacher of the next task."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator
 
 import torch
@@ -23,7 +22,7 @@ class FeatureMemo:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Tensor] = {}
+        self._known: dict[int, Tensor] = {}
 
     def attach(self, network: IncrementalNetwork) -> None:
         """Let the network look up its features here first."""
@@ -68,8 +67,14 @@ def forget_features(network: IncrementalNetwork) -> None:
     network.__dict__.pop(_HOOK, None)
 
 
-def _digest(image: Tensor) -> bytes:
-    return hashlib.sha256(image.detach().cpu().contiguous().view(torch.uint8).numpy().data).digest()
+def _digest(image: Tensor) -> int:
+    """Return a number of 64 bits for an image (3, h, w).
+
+    Every image of a visit is looked up about seven times, and Python's hash takes a third of the time of SHA-256. The
+    chance that two of 100,000 images share a number is 3 in 10 billion.
+    """
+    pixels = image.detach().cpu().permute(1, 2, 0).contiguous()  # no copy: network input is channels-last
+    return hash(pixels.view(torch.uint8).numpy().tobytes())
 
 
 def _versions(network: IncrementalNetwork) -> int:

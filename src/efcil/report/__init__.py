@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from efcil.report.figure import Figure, HeatMap, Reference, Series
 from efcil.report.files import FIGURE_FORMATS, write_figure
 from efcil.report.matrix import matrix_text
+from efcil.report.paired import against
 from efcil.report.paper import PaperValue, paper_value
 from efcil.report.render import FORMATS, render
 from efcil.report.table import METRICS, Problem, Row, Statistic, Table, table
@@ -30,6 +31,7 @@ __all__ = [
     "Series",
     "Statistic",
     "Table",
+    "against",
     "matrix_text",
     "paper_value",
     "render",
@@ -39,10 +41,15 @@ __all__ = [
 ]
 
 
-def write_page(runs: Iterable[RunFolder], file: Path | str, metrics: Sequence[str] | None = None) -> Table:
-    """Write the report of runs as one self-contained HTML page, and return the table that it shows."""
+def write_page(
+    runs: Iterable[RunFolder], file: Path | str, metrics: Sequence[str] | None = None, reference: str | None = None
+) -> Table:
+    """Write the report of runs as one self-contained HTML page, and return the table that it shows.
+
+    `reference` names the row that the others are compared with, seed by seed.
+    """
     from efcil.files import write_atomically
 
-    gathered = table(runs)
+    gathered = table(runs) if reference is None else against(table(runs), reference)
     write_atomically(Path(file), render(gathered, "html", metrics))
     return gathered

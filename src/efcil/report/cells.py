@@ -13,7 +13,8 @@ from efcil.report.table import Row, Statistic
 def notes_of(group: Group) -> list[str]:
     """Return what a reader of the group's means must know, on one line each."""
     of_rows = [f"{group.name(row)}: {note}" for row in group.rows for note in row.notes]
-    of_all = [f"{group.title}: {note}" for note in (group.unpaired, group.unlike) if note is not None]
+    known = (group.unpaired, group.unlike, group.begun_apart)
+    of_all = [f"{group.title}: {note}" for note in known if note is not None]
     return [printable(note) for note in (*of_rows, *of_all)]
 
 

@@ -24,6 +24,8 @@ UPPER_BOUNDS = ("joint",)
 #: Metrics of which the best rows are marked, and whether more is better. Seconds depend on the machine.
 RANKED = {"A_step": True, "A_inc": True, "task_mean": True, "forgetting": False, "task_aware_A_step": True}
 
+#: Settings that choose how the first task is trained.
+_OF_FIRST_TASKS = ("recipe", "augmentation", "network", "weights", "epochs", "first_task_epochs", "batch_size")
 #: Settings that choose images: rows that differ in one of these differ in their images, too.
 _OF_IMAGES = ("data", "image_size", "images_per_class", "class_list", "stored_side", "columns", "splits")
 
@@ -80,6 +82,14 @@ class Group:
         chosen = {tuple(value_of(row, name) for name in _OF_IMAGES) for row in self.rows}
         found.pop("", None)  # of earlier versions: not recorded
         return f"rows of different images: {_listed(found)}" if len(found) > 1 and len(chosen) == 1 else None
+
+    @property
+    def begun_apart(self) -> str | None:
+        """Return which rows began with which first task where these differ, though no column says so."""
+        found = self._by(_beginning)
+        found.pop("", None)  # of earlier versions: not recorded
+        said = any(name in _OF_FIRST_TASKS or name.startswith("first_task.") for name in self.settings)
+        return f"rows begin with different first tasks: {_listed(found)}" if len(found) > 1 and not said else None
 
     def _by(self, key: Callable[[Row], str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -150,6 +160,15 @@ def value_of(row: Row, name: str) -> str:
     if name == "answers" and settings:
         return _said(settings.get(name, SEPARATE))
     return _said(settings.get(name))
+
+
+def _beginning(row: Row) -> str:
+    """Return how the first task of a row was trained, in short; methods may have a recipe of their own."""
+    recipe = _part(row.settings, "first_task")
+    if not recipe:
+        return ""
+    epochs, optimiser, rate = (_said(recipe.get(name)) for name in ("epochs", "optimiser", "learning_rate"))
+    return f"{epochs} epochs, {optimiser} {rate}, {_said(row.settings.get('augmentation'))}"
 
 
 def _usual_recipe(method: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from efcil.errors import printable
 from efcil.report.cells import any_paper, mean_of, notes_of, one_line, ours
 from efcil.report.groups import Group, best_and_second, differing, value_of
+from efcil.report.paired import MEANING, Comparison, Difference, comparisons
 from efcil.report.paper import PaperValue
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
 
@@ -23,10 +24,13 @@ def latex(table: Table, metrics: Sequence[str]) -> str:
     by_dataset: dict[tuple[str, str | None], list[Group]] = {}
     for group in table.groups:
         by_dataset.setdefault((group.dataset, group.held_out), []).append(group)
-    for groups in by_dataset.values():
+    compared = comparisons(table, metrics)
+    for place, groups in by_dataset.items():
         lines += _tabular(groups, metrics)
         lines += _classifiers(groups, metrics)
+        lines += _differences([each for each in compared if (each.group.dataset, each.group.held_out) == place])
     lines.append("")
+    lines += [f"% {one_line(note)}" for each in compared for note in each.notes]
     # On one line: after a line break in a name, the rest would be typeset or executed.
     for group in table.groups:
         if group.shared:
@@ -120,3 +124,27 @@ def _classifiers(groups: Sequence[Group], metrics: Sequence[str]) -> list[str]:
     lines = ["", rf"\begin{{tabular}}{{lll{'c' * len(shown)}}}", r"\toprule", " & ".join(heading) + r" \\", r"\midrule"]
     lines += [" & ".join(cells) + r" \\" for cells in body]
     return [*lines, r"\bottomrule", r"\end{tabular}"]
+
+
+def _differences(chosen: Sequence[Comparison]) -> list[str]:
+    body = []
+    for found in chosen:
+        for each in found.paired:
+            names = (each.row.scenario, found.group.name(each.row), found.name, " ".join(map(str, each.seeds)))
+            cells = [_difference(each.differences.get(metric)) for metric in found.metrics]
+            body.append([*map(escape_latex, names), *cells])
+    if not body:
+        return []
+    metrics = chosen[0].metrics
+    heading = ["Scenario", "Method", "Difference from", "Seeds"]
+    heading += [_HEADINGS.get(metric, escape_latex(METRICS[metric])) for metric in metrics]
+    lines = ["", f"% Differences, {MEANING}", rf"\begin{{tabular}}{{llll{'c' * len(metrics)}}}", r"\toprule"]
+    lines += [" & ".join(heading) + r" \\", r"\midrule", *(" & ".join(cells) + r" \\" for cells in body)]
+    return [*lines, r"\bottomrule", r"\end{tabular}"]
+
+
+def _difference(value: Difference | None) -> str:
+    if value is None:
+        return ""
+    mean, _, error = value.text("|").partition("|")
+    return f"${mean}$" + (_SPREAD % error if error else "")

@@ -24,6 +24,7 @@ from efcil.report.details import Details
 from efcil.report.figure import COLOURS, Figure, HeatMap, styles
 from efcil.report.figures import Shown
 from efcil.report.groups import RANKED, UPPER_BOUNDS, best_and_second, comparable, number_of
+from efcil.report.paired import MEANING, Comparison, comparisons
 from efcil.report.svg import chart_data, draw, swatch
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Table, mapping
 
@@ -96,7 +97,12 @@ def page(table: Table, metrics: Sequence[str]) -> str:
     """Return the page. Files of a run that cannot be read are reported in their place; the tables do not need them."""
     drawing = Drawing()
     switched = [metric for metric in metrics if metric in RANKED and any(metric in row.ours for row in table.rows)]
-    sections = [_section(Shown.of(group, f"g{n}"), metrics, switched, drawing) for n, group in enumerate(table.groups)]
+    compared = {each.group.title: each for each in comparisons(table, metrics)}
+    sections = []
+    for number, group in enumerate(table.groups):
+        shown = Shown.of(group, f"g{number}")
+        beside = _differences(shown, compared.get(group.title))
+        sections.append({**_section(shown, metrics, switched, drawing), "differences": beside})
     runs = sum(len(row.seeds) for row in table.rows)
     script, style = _text("report.js"), _text("report.css")
     facts = {
@@ -142,6 +148,7 @@ def _section(shown: Shown, metrics: Sequence[str], switched: Sequence[str], draw
         "notes": [
             *((group.name(row), note) for row in group.rows for note in row.notes),
             *(("Not comparable", note) for note in [group.unlike] if note is not None),
+            *(("Compare with care", note) for note in [group.begun_apart] if note is not None),
         ],
         "charts": _charts(shown, switched, drawing),
         "maps": drawing.blocks(
@@ -242,6 +249,34 @@ def _spoken(row: Row, metric: str) -> str:
     published = row.paper.get(metric)
     beside = "" if published is None else f", paper {paper(published, ' ± ')}"
     return escape(f"{METRICS[metric]} {ours(row.ours.get(metric), metric, ' ± ')}{beside}")
+
+
+def _differences(shown: Shown, comparison: Comparison | None) -> dict[str, Any] | None:
+    """Return the table of differences from a row, and what is not paired."""
+    if comparison is None:
+        return None
+    places = {row.label: index for index, row in enumerate(shown.group.rows)}
+    rows = []
+    for each in comparison.paired:
+        index, found = places[each.row.label], [(metric, each.differences.get(metric)) for metric in comparison.metrics]
+        cells = [_cell(value, "" if value is None else value.text(), metric, "ours") for metric, value in found]
+        rows.append(
+            {
+                "key": shown.key(index),
+                "swatch": _safe(swatch(index)),
+                "name": shown.group.name(each.row),
+                "seeds": each.seeds,
+                "said_seeds": _ranges(each.seeds),
+                "cells": cells,
+            }
+        )
+    return {
+        "name": comparison.name,
+        "meaning": MEANING,
+        "columns": [(metric, METRICS[metric]) for metric in comparison.metrics],
+        "rows": rows,
+        "notes": comparison.notes,
+    }
 
 
 def _charts(shown: Shown, switched: Sequence[str], drawing: Drawing) -> list[Block]:

@@ -10,6 +10,7 @@ from efcil.output import csv_line
 from efcil.report.cells import any_paper, escape_markdown, mean_of, notes_of, one_line, ours, paper
 from efcil.report.groups import Group, best_and_second, differing, value_of
 from efcil.report.latex import latex
+from efcil.report.paired import MEANING, Compared, Comparison, comparisons
 from efcil.report.table import CLASSIFIER_METRICS, METRICS, Row, Statistic, Table
 
 # A terminal of 80 columns has room for these; the other formats show more.
@@ -38,14 +39,15 @@ def render(table: Table, format: str = "text", metrics: Sequence[str] | None = N
 
 def _text(table: Table, metrics: Sequence[str], width: int = 80) -> str:
     blocks = []
+    compared = {each.group.title: each for each in comparisons(table, metrics)}
     for group in table.groups:
         blocks.append(_text_group(group, metrics, width))
         for row in group.rows:
             if row.by_classifier(metrics):
                 blocks.append(_text_classifiers(row, f"{group.title} {group.name(row)}", metrics, width))
-        notes = [textwrap.fill(note, width, subsequent_indent="  ", break_long_words=False) for note in notes_of(group)]
-        if notes:
-            blocks.append("\n".join(notes))
+        blocks += _text_notes(notes_of(group), width)
+        if group.title in compared:
+            blocks += _text_differences(compared[group.title], width)
     if table.problems:
         # Paths stay whole so that they can be copied.
         listed = [printable(f"  {item.path}: {item.reason}") for item in table.problems]
@@ -64,8 +66,15 @@ def _text_group(group: Group, metrics: Sequence[str], width: int) -> str:
         # Too many columns for this screen: what they would say is the name of the row.
         names = ["method", *(group.whole_name(row) for row in group.rows)]
     title = group.title + (f" (all rows: {', '.join(group.shared)})" if group.shared else "")
-    title = textwrap.fill(printable(title), width, subsequent_indent="  ", break_long_words=False)
-    return _text_table(title, names, heading, body, width)
+    return _text_table(_filled(title, width), names, heading, body, width)
+
+
+def _filled(words: str, width: int) -> str:
+    return textwrap.fill(printable(words), width, subsequent_indent="  ", break_long_words=False)
+
+
+def _text_notes(notes: Sequence[str], width: int) -> list[str]:
+    return ["\n".join(_filled(note, width) for note in notes)] if notes else []
 
 
 def _side_by_side(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -81,6 +90,23 @@ def _text_classifiers(row: Row, title: str, metrics: Sequence[str], width: int) 
     body = [[ours(values.get(metric), metric, " ± ") for metric in shown] for values in found.values()]
     heading = [METRICS[metric] for metric in shown]
     return _text_table(printable(title), ["classifier", *found], heading, body, width)
+
+
+def _text_differences(comparison: Comparison, width: int) -> list[str]:
+    notes = _text_notes(comparison.notes, width)
+    if not comparison.paired:
+        return notes
+    names = ["method", *(comparison.group.name(each.row) for each in comparison.paired)]
+    heading = ["seeds", *(METRICS[metric] for metric in comparison.metrics)]
+    body = [[" ".join(map(str, each.seeds)), *_differences(comparison, each)] for each in comparison.paired]
+    title = _filled(f"{comparison.group.title}, differences from {comparison.name}: {MEANING}", width)
+    return [_text_table(title, names, heading, body, width), *notes]
+
+
+def _differences(comparison: Comparison, compared: Compared) -> list[str]:
+    """Return the cells of a row, empty where a metric was not measured."""
+    found = (compared.differences.get(metric) for metric in comparison.metrics)
+    return ["" if each is None else each.text() for each in found]
 
 
 def _text_table(
@@ -121,10 +147,14 @@ def _right(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _markdown(table: Table, metrics: Sequence[str]) -> str:
     """A table of the runs on test images, one of those on held-out images, and one by classifier for each."""
     parts, every = [], table.groups
+    compared = comparisons(table, metrics)
     for held_out in (False, True):
         chosen = [group for group in every if (group.held_out is not None) == held_out]
         tables = [_markdown_table(chosen, metrics), _markdown_classifiers(chosen, metrics)] if chosen else []
-        if held_out and tables:
+        tables.append(
+            _markdown_differences([each for each in compared if (each.group.held_out is not None) == held_out])
+        )
+        if held_out and chosen:
             parts.append("Tested on held-out training images, not on test images:\n")
         parts += [each for each in tables if each]
     problems = [
@@ -132,6 +162,7 @@ def _markdown(table: Table, metrics: Sequence[str]) -> str:
         for problem in table.problems
     ]
     notes = [note for group in every for note in (*_shared(group), *notes_of(group))]
+    notes += [printable(note) for each in compared for note in each.notes]
     for title, items in (("Notes", list(map(escape_markdown, notes))), ("Not in the table", problems)):
         if items:
             parts.append(f"{title}:\n\n" + "".join(f"- {item}\n" for item in items))
@@ -179,6 +210,23 @@ def _markdown_classifiers(chosen: Sequence[Group], metrics: Sequence[str]) -> st
     return "".join("| " + " | ".join(line) + " |\n" for line in lines) if body else ""
 
 
+def _markdown_differences(chosen: Sequence[Comparison]) -> str:
+    body = []
+    for found in chosen:
+        place = [found.group.dataset, found.group.scenario, *([found.group.held_out] if found.group.held_out else [])]
+        for each in found.paired:
+            names = [*place, found.group.name(each.row), found.name, " ".join(map(str, each.seeds))]
+            body.append([*map(escape_markdown, names), *_differences(found, each)])
+    if not body:
+        return ""
+    heading = ["dataset", "scenario", *(["held out"] if chosen[0].group.held_out else [])]
+    heading += ["method", "difference from", "seeds"]
+    metrics = [METRICS[metric] for metric in chosen[0].metrics]
+    rule = ["---"] * len(heading) + ["---:"] * len(metrics)
+    lines = [list(map(escape_markdown, [*heading, *metrics])), rule, *body]
+    return f"Differences, {MEANING}:\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
 def _marked(text: str, place: str) -> str:
     return {"best": f"**{text}**", "second": f"<u>{text}</u>"}.get(place, text)
 
@@ -200,6 +248,8 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
         if metric in metrics and classifier != "own"
     ]
     columns += [f"{classifier}_{metric}_{part}" for classifier, metric in others for part in ("mean", "std", "n")]
+    paired_columns, paired = _csv_differences(comparisons(table, metrics))
+    columns += paired_columns
     settings = differing(table.groups)
     names = ["dataset", "scenario", "method", "n", "seeds"]
     lines = [[*names, *columns, "tested_on", *(f"set {name}" for name in settings), "notes", "problem"]]
@@ -211,11 +261,30 @@ def _csv(table: Table, metrics: Sequence[str]) -> str:
                 line += _csv_metric(row, metric)
             for classifier, metric in others:
                 line += _csv_cells(row.classifiers.get(classifier, {}).get(metric))
-            line += [tested_on, *(value_of(row, name) for name in settings)]
-            lines.append([*line, "; ".join(row.notes), ""])
+            cells, notes = paired.get((row.dataset, row.scenario, row.label), ([""] * len(paired_columns), ()))
+            line += [*cells, tested_on, *(value_of(row, name) for name in settings)]
+            lines.append([*line, "; ".join((*row.notes, *notes)), ""])
     for problem in table.problems:
         lines.append([""] * (len(lines[0]) - 1) + [f"{problem.path}: {problem.reason}"])
     return "".join(csv_line(map(printable, line)) for line in lines)
+
+
+def _csv_differences(
+    found: Sequence[Comparison],
+) -> tuple[list[str], dict[tuple[str, str, str], tuple[list[str], tuple[str, ...]]]]:
+    """Return the columns of differences, and their cells and notes by dataset, scenario and label."""
+    if not found:
+        return [], {}
+    columns = [f"{metric}_difference_{part}" for metric in found[0].metrics for part in ("mean", "error", "n")]
+    rows = {}
+    for comparison in found:
+        for each in comparison.rows:
+            cells = [comparison.name, " ".join(map(str, each.seeds))]
+            for metric in comparison.metrics:
+                value = each.differences.get(metric)
+                cells += _csv_cells(None if value is None else Statistic(value.mean, value.error, len(value.seeds)))
+            rows[each.row.dataset, each.row.scenario, each.row.label] = cells, each.notes
+    return ["against", "paired_seeds", *columns], rows
 
 
 def _csv_metric(row: Row, metric: str) -> list[str]:

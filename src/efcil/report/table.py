@@ -52,13 +52,28 @@ class Statistic:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One seed of a row: its values by metric, and what another row's must share to be paired with it.
+
+    `images` is the digest of its images, `order` the order of its classes; None where that was not recorded. `answers`
+    are those that classes share, None where every class is an answer of its own.
+    """
+
+    seed: int
+    values: dict[str, float]
+    images: str | None = None
+    order: tuple[Any, ...] | None = None
+    answers: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Row:
     """All seeds of one method (by label) on one dataset and scenario.
 
-    `runs` are their folders, in the order of the seeds. `classifiers` has the results by classifier if several were
-    measured, the method's own first. `notes` say what a reader of the means must know. `changes` is what differs from
-    the preset, and `settings` everything that it was trained with (empty if that was not recorded). `images` are
-    digests of the images that its seeds were made with.
+    `runs` are their folders and `trials` their values, in the order of the seeds. `classifiers` has the results by
+    classifier if several were measured, the method's own first. `notes` say what a reader of the means must know.
+    `changes` is what differs from the preset, and `settings` everything that it was trained with (empty if that was not
+    recorded). `images` are digests of the images that its seeds were made with.
     """
 
     dataset: str
@@ -74,6 +89,7 @@ class Row:
     changes: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     images: tuple[str, ...] = ()
+    trials: tuple[Trial, ...] = ()
 
     def by_classifier(self, metrics: Sequence[str]) -> dict[str, dict[str, Statistic]]:
         """Return the classifiers' results if any of the `metrics` is measured for them."""
@@ -90,10 +106,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of dataset, scenario and label, and the runs that could not be counted."""
+    """Rows in the order of dataset, scenario and label, and the runs that could not be counted.
+
+    `against` names the row that the others are compared with, seed by seed.
+    """
 
     rows: tuple[Row, ...]
     problems: tuple[Problem, ...] = field(default=())
+    against: str | None = None
 
     @property
     def groups(self) -> list[Group]:
@@ -165,7 +185,16 @@ def _row(key: tuple[str, str, str], members: Sequence[tuple[RunFolder, dict[str,
         changes=_changes(summaries[0]["method"], name, known[0]),
         settings=_settings(*members[0]),
         images=tuple(dict.fromkeys(digest for summary in summaries if (digest := _data(summary)) is not None)),
+        trials=tuple(map(_trial, summaries)),
     )
+
+
+def _trial(summary: dict[str, Any]) -> Trial:
+    order, answers = (
+        tuple(value) if isinstance(value := summary.get(name), list) else None for name in ("class_order", "answers")
+    )
+    values = {metric: value for metric in METRICS if (value := _number(summary, metric)) is not None}
+    return Trial(summary["seed"], values, _data(summary), order, answers)
 
 
 def _changes(method: str, name: str, settings: Settings | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ import yaml
 from efcil import safe_yaml
 from efcil.errors import Mistakes, SettingsError, SeveralMistakes, unknown
 from efcil.resolution.identity import pin
-from efcil.settings.benchmark import CUSTOM, Settings
+from efcil.settings.benchmark import Settings
 from efcil.settings.options import options
 from efcil.settings.recipe import STAGES, Recipe
 from efcil.settings.training import flat_overrides
@@ -136,8 +136,6 @@ def expand(grid: Mapping[str, Any]) -> list[Settings]:
     overrides = checked.pop("overrides", {})
     if both := [name for name in varied if name in overrides]:
         raise SettingsError(f"Setting {both[0]!r} has one value and is also varied. Leave out one of the two.")
-    if checked.get("tasks") is not None:
-        checked.setdefault("scenario", CUSTOM)
     axes = [name for name in GRID_FIELDS if isinstance(checked.get(name), list)]
     return [
         Settings(**{**checked, **dict(zip(axes, combination, strict=True)), "overrides": {**overrides, **chosen}})

@@ -57,7 +57,7 @@ proportion unless they are set too.
 
 A value without effect is refused: milestones or their decay under another schedule than `steps`, milestones beyond
 the last epoch, momentum of Adam, `later.rotations` for methods that cannot have it, and all of `later` for methods that
-are trained in the first task only (fecam, fetril, joint, lda). In a grid it is enough that one run uses it.
+are trained in the first task only (ds-al, fecam, fetril, joint, lda). In a grid it is enough that one run uses it.
 
 A network with pre-trained weights follows the recipes of the preset `pretrained`, whatever the dataset: it is adapted
 gently. A method that is trained in the first task only leaves such a network as it is.

@@ -15,16 +15,16 @@ from efcil.errors import EfcilError
 EXAMPLE = {"C": 100, "n": 512, "T": 10, "r": 32, "b": 64}
 NETWORK = "resnet18-small"
 _BEGIN, _END = "<!-- begin of the generated table -->\n", "<!-- end of the generated table -->\n"
-_FLOAT_BYTES, _WHOLE_BYTES = 4, 8
+_FLOAT_BYTES, _WIDE_BYTES = 4, 8
 
 
 @dataclass(frozen=True)
 class Formula:
-    """What a method keeps besides its network: float32 numbers and int64 numbers, as sums of products of symbols."""
+    """What a method keeps besides its network: numbers of 32 bits and of 64, as sums of products of symbols."""
 
     method: str
     floats: str
-    whole: str = "0"
+    wide: str = "0"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -34,20 +34,23 @@ class Formula:
 
     def numbers(self, values: Mapping[str, int]) -> int:
         """How many numbers there are."""
-        return evaluate(self.floats, values) + evaluate(self.whole, values)
+        return evaluate(self.floats, values) + evaluate(self.wide, values)
 
     def bytes(self, values: Mapping[str, int]) -> int:
         """How many bytes they take."""
-        return _FLOAT_BYTES * evaluate(self.floats, values) + _WHOLE_BYTES * evaluate(self.whole, values)
+        return _FLOAT_BYTES * evaluate(self.floats, values) + _WIDE_BYTES * evaluate(self.wide, values)
 
 
 #: Every method, and the forms of covariances of EFC.
 FORMULAS = (
     Formula("adagauss", "C b² + C b + n b + b"),
+    Formula("adc", "C n"),
     Formula("apr", "C n² + C n"),
     Formula("bicyc", "C b² + C b + n b + b"),
     Formula("cedar", "C n² + C n + n²", "2 C"),
     Formula("dpcr", "C n² + 2 C n", "C"),
+    Formula("ds-al", "16 n²", "512 n² + 64 C n"),
+    Formula("ds-al", "16 n²", "256 n² + 32 C n", {"compensation": 0}),
     Formula("efc", "C n² + C n + n²", "C"),
     Formula("efc", "C n r + C n + n²", "C", {"covariance": "low-rank"}),
     Formula("efc", "2 C n + n²", "C", {"covariance": "diagonal"}),
@@ -104,14 +107,14 @@ def table() -> str:
     values = EXAMPLE | {"P": parameters}
     given = ", ".join(f"{name} = {value:,}" for name, value in values.items())
     rows = [
-        ("kept", "float32 numbers", "int64 numbers", "numbers", "MB", "MB with the network"),
+        ("kept", "32-bit numbers", "64-bit numbers", "numbers", "MB", "MB with the network"),
         ("---", "---", "---", "---:", "---:", "---:"),
         ("network (ResNet-18, all heads)", "", "", f"{numbers:,}", _megabytes(size), _megabytes(size)),
     ]
     for each in FORMULAS:
         own = each.bytes(values)
         rows.append(
-            (each.name, each.floats, each.whole, f"{each.numbers(values):,}", _megabytes(own), _megabytes(own + size))
+            (each.name, each.floats, each.wide, f"{each.numbers(values):,}", _megabytes(own), _megabytes(own + size))
         )
     return f"{given}:\n\n" + "".join("| " + " | ".join(row) + " |\n" for row in rows)
 

@@ -16,6 +16,8 @@ from efcil.settings.recipe import Recipe
 from efcil.settings.training import TrainingSettings
 
 Given = TypeVar("Given", bound=TrainingSettings)
+#: What recipes may add to a loss, by how the names of its settings begin.
+_EXTRA_TERMS = {"rotation": "rotated classes", "mixing": "mixed classes", "contrast": "contrastive term"}
 
 
 def refuse_unused(runs: Sequence[TrainingSettings], names: Collection[str]) -> None:
@@ -78,12 +80,9 @@ def _reason(method: str, own: Any, stage: str, field: str, recipe: Recipe) -> st
         return f"the first task makes the heads of all tasks what they are. Change first_task.{field}"
     if field == "head_scale" and recipe.head != "cosine":
         return f"the heads are {recipe.head}, which have no scale. Set {stage}.head=cosine too"
-    if stage == "later" and field.startswith("rotation") and not methods.get(method).rotates_later:
-        return f"later tasks of {method} have no rotated classes. Change first_task.{field}"
-    if stage == "later" and field.startswith("mixing") and not methods.get(method).rotates_later:
-        return f"later tasks of {method} have no mixed classes. Change first_task.{field}"
-    if stage == "later" and field.startswith("contrast") and not methods.get(method).rotates_later:
-        return f"later tasks of {method} have no contrastive term. Change first_task.{field}"
+    extra = next((what for name, what in _EXTRA_TERMS.items() if field.startswith(name)), None)
+    if stage == "later" and extra is not None and not methods.get(method).extra_terms:
+        return f"later tasks of {method} take no {extra} from the recipe. Change first_task.{field}"
     if field == "contrast_temperature" and not recipe.contrast:
         return f"there is no contrastive term. Set {stage}.contrast=0.5 too"
     if field == "mixing_weight" and not recipe.mixing:

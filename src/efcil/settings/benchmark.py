@@ -152,7 +152,8 @@ class Settings(TrainingSettings):
     def __post_init__(self) -> None:
         if self.scenario is None:
             domains = self.answers == MERGED or self.dataset in _DOMAIN_INCREMENTAL
-            object.__setattr__(self, "scenario", DOMAINS if domains else _COLD_START)
+            usual = DOMAINS if domains else _COLD_START
+            object.__setattr__(self, "scenario", usual if self.tasks is None else CUSTOM)
         super().__post_init__()
         object.__setattr__(self, "dataset", SAME_DATASET.get(self.dataset, self.dataset))
         object.__setattr__(self, "preset", self.dataset)

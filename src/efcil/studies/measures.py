@@ -26,6 +26,10 @@ KEY = ("dataset", "scenario", "method", "seed")
 #: dataset, scenario, method's label, seed
 Key = tuple[str, str, str, int]
 Rows = list[dict[str, str]]
+#: The accuracies of classifiers other than the method's own, a row for each.
+CLASSIFIERS = "classifiers"
+#: The digest of a run's images, which tells whether rows may be compared seed by seed. No reader needs it.
+IMAGES = "images"
 #: The first epochs of a task also prepare kernels.
 WARM_UP = 1
 
@@ -47,6 +51,30 @@ def _accuracy(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
             "A_step_per_task": " ".join(number(value) for value in steps) if isinstance(steps, list) else "",
         }
     ]
+
+
+def _classifiers(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
+    found = summary.get("classifiers")
+    if not isinstance(found, dict):
+        return []
+    lines = [line for line in run.read_metrics() if line.get("kind") == "task"]
+    rows = []
+    for name, values in found.items():
+        # Without A_inc, lines of some tasks were lost.
+        steps = [line["classifiers"][name] for line in lines] if values.get("A_inc") is not None else []
+        rows.append(
+            {
+                "classifier": str(name),
+                **{metric: number(values.get(metric)) for metric in ("A_step", "A_inc")},
+                "A_step_per_task": " ".join(map(number, steps)),
+                "commit": commit(summary),
+            }
+        )
+    return rows
+
+
+def _images(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
+    return [{"images": summary["data"]}] if isinstance(summary.get("data"), str) else []
 
 
 def _components(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
@@ -106,6 +134,8 @@ MEASURES = {
     measure.name: measure
     for measure in (
         Measure("accuracy", ("A_step", "A_inc", "A_step_per_task"), _accuracy),
+        Measure(CLASSIFIERS, ("classifier", "A_step", "A_inc", "A_step_per_task", "commit"), _classifiers),
+        Measure(IMAGES, ("images",), _images),
         Measure("components", ("components", "components_std", "commit"), _components),
         Measure("spectrum", ("task", "classes", "values", "commit"), _spectrum),
         Measure("timing", ("first_epoch", "later_epoch", "end_of_task", "at_a_time", "hardware", "commit"), _timing),
@@ -130,9 +160,16 @@ class Measured:
         """Return the rows of a run, none if they are not known."""
         return self.rows.get(measure, {}).get(key, [])
 
-    def has(self, measures: Iterable[str], key: Key) -> bool:
-        """Return whether all of these measures of a run are known."""
-        return all(self.get(measure, key) for measure in measures)
+    def of(self, measure: str, cell: Cell, seed: int) -> Rows:
+        """Return the rows of a run as a row of a study reads them: accuracies are those of its classifier."""
+        key, classifier = key_of(cell, seed), cell.variant.classifier
+        if classifier is None or measure != "accuracy":
+            return self.get(measure, key)
+        return [row for row in self.get(CLASSIFIERS, key) if row["classifier"] == classifier]
+
+    def has(self, measures: Iterable[str], cell: Cell, seed: int) -> bool:
+        """Return whether all of these measures are known for a row of a study."""
+        return all(self.of(measure, cell, seed) for measure in measures)
 
     def read_run(self, run: RunFolder, key: Key, measures: Iterable[str]) -> None:
         """Add what the folder of a finished run says; one that cannot be read becomes a problem."""
@@ -155,7 +192,9 @@ class Measured:
             with open(file, newline="", encoding="utf-8") as stream:
                 reader = csv.DictReader(stream)
                 header = reader.fieldnames or ()
-                kinds = [each for each in MEASURES.values() if {*KEY, *each.columns} <= set(header)]
+                fitting = [each for each in MEASURES.values() if {*KEY, *each.columns} <= set(header)]
+                # A file of classifiers has all columns of one of accuracies.
+                kinds = [one for one in fitting if not any(set(one.columns) < set(two.columns) for two in fitting)]
                 found: dict[str, dict[Key, Rows]] = {}
                 for row in reader if kinds else ():
                     key = (row["dataset"], row["scenario"], row["method"], int(row["seed"]))
@@ -173,13 +212,16 @@ class Measured:
         merge_into(file, measure, self.rows.get(measure, {}), old={})
 
 
-def merge_into(file: Path, measure: str, new: Mapping[Key, Rows], old: Mapping[Key, Rows] | None = None) -> list[Key]:
-    """Add runs to the results file of a measure; those that it has stay as they are. Return the new ones."""
+def merge_into(
+    file: Path, measure: str, new: Mapping[Key, Rows], old: Mapping[Key, Rows] | None = None, replace: bool = False
+) -> list[Key]:
+    """Add runs to the results file of a measure; return the new ones. Those that it has stay, unless `replace`."""
     if old is None:
         known = Measured()
         if file.exists():
             known._read_file(file)
         old = known.rows.get(measure, {})
+    old = {key: rows for key, rows in old.items() if not replace or key not in new}
     added = [key for key in new if key not in old]
     columns = MEASURES[measure].columns
     lines = [",".join((*KEY, *columns))]

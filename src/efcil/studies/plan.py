@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from efcil.errors import printable
+from efcil.errors import printable, some
+from efcil.resolution import scenario_name
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
 from efcil.studies import estimate
 from efcil.studies.estimate import Estimate, Times
-from efcil.studies.measures import Key, Measured, key_of
+from efcil.studies.measures import CLASSIFIERS, Key, Measured, key_of
 from efcil.studies.readers import seeds_in_words
 from efcil.studies.study import Cell
 
@@ -21,12 +22,16 @@ FINISHED, KNOWN, UNFINISHED, TO_DO = "finished", "in the results", "unfinished",
 
 @dataclass(frozen=True)
 class Planned:
-    """A run: its folder, how far it is, what is left to train, and the expected time of that (None: unknown)."""
+    """A run: its folder, how far it is, what is left to train, and the expected time of that (None: unknown).
+
+    `rows` are the rows of a study that read it.
+    """
 
     settings: Settings
     folder: RunFolder
     state: str
     estimate: Estimate | None = None
+    rows: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> bool:
@@ -91,25 +96,29 @@ def _seconds(run: Planned) -> float:
 
 
 def listed(runs: Sequence[Planned]) -> str:
-    """Return folder, state and expected time of every run; seeds that are equally far share a line."""
+    """Return name, state and expected time of every run; seeds that are equally far share a line."""
     if not runs:
         return "No runs."
     groups: dict[tuple[Path, str, str], list[Planned]] = {}
     for run in runs:
         time = _about(run.estimate) if run.wanted else ""
         groups.setdefault((run.folder.path.parent, run.state, time), []).append(run)
-    paths = [printable(_folders(members)) for members in groups.values()]
-    width = max(map(len, paths))
+    names = [printable(_name(members)) for members in groups.values()]
+    width = max(map(len, names))
     lines = []
-    for path, (_, state, time), members in zip(paths, groups, groups.values(), strict=True):
+    for name, (_, state, time), members in zip(names, groups, groups.values(), strict=True):
         each = " each" if len(members) > 1 and time.startswith("about") else ""
-        lines.append(f"{path:<{width}}  {state}  {time}{each}".rstrip())
+        lines.append(f"{name:<{width}}  {state}  {time}{each}".rstrip())
     return "\n".join(lines)
 
 
-def _folders(members: Sequence[Planned]) -> str:
-    """Return the folders of seeds in short: .../seed0-4 for five in a row."""
+def _name(members: Sequence[Planned]) -> str:
+    """Return what seeds are called: the rows of a study that read them, else their folders, .../seed0-4 for five."""
     seeds = seeds_in_words([run.settings.seed for run in members])
+    settings, rows = members[0].settings, members[0].rows
+    if rows:
+        several = "s" if len(members) > 1 else ""
+        return f"{settings.dataset} {scenario_name(settings)}: {some(rows, 3)}, seed{several} {seeds}"
     return f"{members[0].folder.path.parent / 'seed'}{seeds.replace(' ', ',')}"
 
 
@@ -163,26 +172,30 @@ def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def settings_of(cells: Sequence[Cell], seeds: Sequence[int]) -> list[tuple[Cell, Settings]]:
-    """Return the runs of a study, each once: some of its rows may be the same run."""
-    found: dict[Key, tuple[Cell, Settings]] = {}
+def runs_of(cells: Sequence[Cell], seeds: Sequence[int]) -> list[tuple[tuple[Cell, ...], Settings]]:
+    """Return the runs of a study, each once with the rows that read it."""
+    found: dict[Key, list[Cell]] = {}
     for cell in cells:
         for seed in seeds:
-            found.setdefault(key_of(cell, seed), (cell, replace(cell.settings, seed=seed)))
-    return list(found.values())
+            found.setdefault(key_of(cell, seed), []).append(cell)
+    return [(tuple(rows), replace(rows[0].settings, seed=key[-1])) for key, rows in found.items()]
 
 
-def known_numbers(runs: Sequence[tuple[Cell, Settings]], measured: Measured, measures: Collection[str]) -> set[int]:
+def known_numbers(
+    runs: Sequence[tuple[Sequence[Cell], Settings]], measured: Measured, measures: Collection[str]
+) -> set[int]:
     """Return the numbers of the runs whose measures are all known from results files."""
     return {
         number
-        for number, (cell, settings) in enumerate(runs)
-        if measured.has(measurable(cell, measures), key_of(cell, settings.seed))
+        for number, (rows, settings) in enumerate(runs)
+        if all(measured.has(measurable(cell, measures), cell, settings.seed) for cell in rows)
     }
 
 
 def measurable(cell: Cell, measures: Iterable[str]) -> list[str]:
-    """Return the measures that a run can have: only low-rank covariances have a number of components."""
-    return [
-        name for name in measures if name != "components" or cell.settings.overrides.get("covariance") == "low-rank"
-    ]
+    """Return the measures that a row can have: only low-rank covariances have a number of components.
+
+    The results of other classifiers are its accuracies, where it names one.
+    """
+    low_rank = cell.settings.overrides.get("covariance") == "low-rank"
+    return [name for name in measures if name != CLASSIFIERS and (name != "components" or low_rank)]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from efcil.report import Figure, Reference, Series, Statistic
 from efcil.report.export import slug
+from efcil.report.paired import MEANING, Difference, in_words
 from efcil.report.paper import PaperValue, agrees
 from efcil.resolution import resolve
 from efcil.studies import sheet
 from efcil.studies.estimate import title
-from efcil.studies.measures import Measured, Rows, key_of
+from efcil.studies.measures import IMAGES, Measured, Rows
 from efcil.studies.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Question:
 
     def figure_title(self, cell: Cell) -> str:
         """Return what a figure shows, in few words; a short schedule is named in it."""
-        mark = f"FAST SCHEDULE, {cell.study.fast_epochs} epochs a task: " if self.fast else ""
+        mark = f"FAST SCHEDULE, {cell.study.fast_schedule}: " if self.fast else ""
         images = ", held-out images" if cell.settings.held_out else ""
         return f"{mark}{title(cell.dataset)} {cell.scenario}{images}"
 
@@ -56,7 +57,7 @@ class Question:
 
     def rows(self, measure: str, cell: Cell) -> dict[int, Rows]:
         """Return what was measured of a row of runs, by seed."""
-        found = {seed: self.measured.get(measure, key_of(cell, seed)) for seed in self.seeds}
+        found = {seed: self.measured.of(measure, cell, seed) for seed in self.seeds}
         return {seed: rows for seed, rows in found.items() if rows}
 
 
@@ -98,11 +99,12 @@ def with_spread(value: Statistic | PaperValue | None, digits: int = 2) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of a table: what was reached, by metric, over which seeds."""
+    """A row of a table: what was reached, by metric, over which seeds, and in each of them."""
 
     cell: Cell
     seeds: tuple[int, ...]
     ours: Mapping[str, Statistic]
+    by_seed: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def digits(self, metric: str) -> int:
         """Digits after the point."""
@@ -139,7 +141,7 @@ def entries(question: Question, metrics: Sequence[str]) -> list[Entry]:
             known = ours["components"]
             ours["components"] = Statistic(known.mean, sum(spreads.values()) / len(spreads), known.count)
         seeds = tuple(sorted({seed for by_seed in values.values() for seed in by_seed}))
-        found.append(Entry(cell, seeds, ours))
+        found.append(Entry(cell, seeds, ours, values))
     return found
 
 
@@ -165,7 +167,11 @@ def _table(question: Question) -> Outcome:
         rows.append(tuple(line))
     notes = list(_table_notes(question, listed, metrics))
     table = Sheet(question.title, tuple(heading), tuple(rows), names=4, groups=2, notes=tuple(notes))
-    return Outcome((table,), latex=_paper_layout(question, listed, metrics, notes))
+    latex = _paper_layout(question, listed, metrics, notes)
+    paired = _differences(question, listed, metrics)
+    if paired is None:
+        return Outcome((table,), latex=latex)
+    return Outcome((table, paired), latex=f"{latex}\n{sheet.latex(paired)}")
 
 
 def _has_paper(listed: Sequence[Entry], metric: str) -> bool:
@@ -177,7 +183,8 @@ def _table_notes(question: Question, listed: Sequence[Entry], metrics: Sequence[
         yield TOLERANCE
         yield from _tally(question, listed, metrics)
     few = [entry for entry in listed if 0 < len(entry.seeds) < FULL_SEEDS]
-    if few and any(_has_paper(listed, metric) for metric in metrics):
+    published = [entry.cell.published(metric) for entry in listed for metric in metrics]
+    if few and any(value.table for value in published if value is not None):  # of numbers of others nobody knows
         yield FEWER
     names = {entry.cell.variant.name for entry in listed if entry.seeds}
     for name in question.options.get("reconstructed", []):
@@ -262,6 +269,48 @@ def _verdict(question: Question, entry: Entry, metric: str) -> bool | None:
     """Say whether a value agrees with the paper's; None if that is not judged."""
     judged = not question.fast and entry.cell.variant.name not in question.options.get("reconstructed", [])
     return entry.agrees(metric) if judged else None
+
+
+# -- differences between rows, seed by seed ----------------------------------------------------------------------------
+
+
+def _differences(question: Question, listed: Sequence[Entry], metrics: Sequence[str]) -> Sheet | None:
+    """Return every row less the reference of the study; None without one, or where no other row has its seeds."""
+    metrics = [metric for metric in metrics if metric != "components"]
+    references = {
+        (entry.cell.dataset, entry.cell.scenario): entry
+        for entry in listed
+        if entry.cell.variant.name == entry.cell.study.reference
+    }
+    rows, notes = [], []
+    for entry in listed:
+        reference = references.get((entry.cell.dataset, entry.cell.scenario))
+        if reference is None or reference is entry or not entry.seeds:
+            continue
+        unlike = _unlike(question, entry, reference)
+        found = [_difference(entry, reference, metric, unlike) for metric in metrics]
+        seeds = sorted({seed for each in found if each is not None for seed in each.seeds})
+        place = (entry.cell.dataset, entry.cell.scenario, entry.cell.variant.name, seeds_in_words(seeds) or "none")
+        rows.append((*place, *("-" if each is None else each.text() for each in found)))
+        if unlike:
+            notes.append(f"{' '.join(place[:3])}: not paired: {in_words(unlike)} (other images)")
+    if all(row[3] == "none" for row in rows) and not notes:
+        return None
+    name = listed[0].cell.study.reference
+    said = f"Row less {name}, seed by seed: {MEANING}."
+    heading = ("dataset", "scenario", "method", "seeds", *metrics)
+    return Sheet(f"{question.title}: differences from {name}", heading, tuple(rows), 4, 2, (said, *notes))
+
+
+def _difference(entry: Entry, reference: Entry, metric: str, unlike: Sequence[int]) -> Difference | None:
+    ours = {seed: value for seed, value in entry.by_seed[metric].items() if seed not in unlike}
+    return Difference.between(ours, reference.by_seed[metric])
+
+
+def _unlike(question: Question, entry: Entry, reference: Entry) -> list[int]:
+    """Return the seeds of which two rows have seen different images; where that was not recorded, it is not so."""
+    ours, theirs = (question.rows(IMAGES, each.cell) for each in (entry, reference))
+    return [seed for seed in sorted(ours.keys() & theirs.keys()) if ours[seed] != theirs[seed]]
 
 
 # -- accuracy after every task -----------------------------------------------------------------------------------------

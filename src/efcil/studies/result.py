@@ -13,8 +13,8 @@ from efcil.resolution import source_options
 from efcil.runfolder import locate
 from efcil.studies import sheet
 from efcil.studies.estimate import title
-from efcil.studies.measures import Key, Measured, key_of
-from efcil.studies.plan import measurable, settings_of
+from efcil.studies.measures import CLASSIFIERS, IMAGES, Key, Measured, key_of
+from efcil.studies.plan import measurable, runs_of
 from efcil.studies.readers import READERS, Outcome, Question, seeds_in_words
 from efcil.studies.study import Cell, Study
 
@@ -47,17 +47,19 @@ class Result:
 
 def measures_of(study: Study) -> tuple[str, ...]:
     """Return everything that the readers of a study need of a run."""
-    needed = (name for reading in study.read for name in READERS[reading.reader].measures(reading.options))
+    needed = [name for reading in study.read for name in READERS[reading.reader].measures(reading.options)]
+    if "accuracy" in needed and any(variant.classifier is not None for variant in study.runs):
+        needed.append(CLASSIFIERS)
     return tuple(dict.fromkeys(needed))
 
 
 def read_runs(cells: Sequence[Cell], seeds: Sequence[int], output: Path, measured: Measured) -> None:
     """Add what the folders of finished runs say; they count more than results files."""
     own = Measured()
-    for cell, settings in settings_of(cells, seeds):
+    for (cell, *_), settings in runs_of(cells, seeds):
         folder = locate(output, settings)
         if folder.summary_file.exists():
-            own.read_run(folder, key_of(cell, settings.seed), measures_of(cell.study))
+            own.read_run(folder, key_of(cell, settings.seed), (*measures_of(cell.study), IMAGES))
     measured.problems += own.problems
     for name, rows in own.rows.items():
         measured.rows[name] = {**measured.rows.get(name, {}), **rows}
@@ -73,7 +75,7 @@ def perturb_runs(
 
     images: dict[str, Dataset] = {}
     failed: EfcilError | None = None
-    for cell, settings in settings_of(cells, seeds):
+    for (cell, *_), settings in runs_of(cells, seeds):
         run, key = locate(output, settings), key_of(cell, settings.seed)
         if not run.summary_file.exists() or measured.get("perturbation", key):
             continue
@@ -96,8 +98,12 @@ def conclude(study: Study, cells: Sequence[Cell], seeds: Sequence[int], measured
     datasets = tuple(dict.fromkeys(cell.dataset for cell in cells))
     outcomes = []
     for reading in study.read:
-        question = Question(cells, seeds, measured, reading.options, titled(study, fast), fast)
-        outcomes.append((reading.reader, READERS[reading.reader].make(question)))
+        reader = READERS[reading.reader]
+        # What is no accuracy is the same for all classifiers of a run.
+        accuracies = "accuracy" in reader.measures(reading.options)
+        rows = [cell for cell in cells if accuracies or cell.variant.classifier is None]
+        question = Question(rows, seeds, measured, reading.options, titled(study, fast), fast)
+        outcomes.append((reading.reader, reader.make(question)))
     lacking = tuple(missing(cells, seeds, measured))
     keys = frozenset(key_of(cell, seed) for cell in cells for seed in seeds)
     return Result(study, datasets, fast, tuple(outcomes), lacking, tuple(measured.problems), keys)
@@ -107,7 +113,7 @@ def titled(study: Study, fast: bool) -> str:
     """Return the title of a study; a short schedule is named in it."""
     if not fast:
         return study.whole_title
-    return f"FAST SCHEDULE ({study.fast_epochs} epochs a task, not the paper's): {study.whole_title}"
+    return f"FAST SCHEDULE ({study.fast_schedule}, not the paper's): {study.whole_title}"
 
 
 def missing(cells: Sequence[Cell], seeds: Sequence[int], measured: Measured) -> Iterable[str]:
@@ -115,7 +121,7 @@ def missing(cells: Sequence[Cell], seeds: Sequence[int], measured: Measured) -> 
     groups: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         needed = measurable(cell, measures_of(cell.study))
-        lacking = [seed for seed in seeds if not measured.has(needed, key_of(cell, seed))]
+        lacking = [seed for seed in seeds if not measured.has(needed, cell, seed)]
         if lacking:
             words = "all seeds" if len(lacking) == len(seeds) else _seeds(lacking)
             groups.setdefault((cell.dataset, cell.scenario), []).append(f"{cell.variant.name} ({words})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -23,10 +23,10 @@ METRICS = ("A_step", "A_inc", "components")
 FAST_EPOCHS = 5
 _KEYS = (
     "title", "about", "makes", "table", "datasets", "scenarios", "seeds", "settings", "runs", "read", "fast_epochs",
-    "published", "notes",
+    "published", "notes", "reference",
 )  # fmt: skip
 _NEEDED = ("title", "about", "datasets", "scenarios", "runs", "read")
-_RUN_KEYS = ("name", "method", "overrides", "scenarios", "datasets")
+_RUN_KEYS = ("name", "method", "overrides", "classifier", "scenarios", "datasets")
 _PUBLISHED_KEYS = ("dataset", "scenario", "run", "metric", "mean", "std")
 #: Settings that the study's own lists say.
 _OWN = ("method", "dataset", "scenario", "seed", "data", "overrides", "epochs")
@@ -34,11 +34,15 @@ _OWN = ("method", "dataset", "scenario", "seed", "data", "overrides", "epochs")
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of a study: a method with settings. Without `scenarios` or `datasets` it is in all of the study's."""
+    """A row of a study: a method with settings. Without `scenarios` or `datasets` it is in all of the study's.
+
+    Its accuracies are those of `classifier`, or of the method's own without one: rows may read the same run.
+    """
 
     name: str
     method: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    classifier: str | None = None
     scenarios: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
 
@@ -53,7 +57,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Study:
-    """Runs, and how they become tables and figures."""
+    """Runs, and how they become tables and figures. `reference` is the row that the others are compared with."""
 
     name: str
     title: str
@@ -69,12 +73,23 @@ class Study:
     fast_epochs: int = FAST_EPOCHS
     published: Mapping[tuple[str, str, str, str], PaperValue] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    reference: str | None = None
+
+    def beside(self, reference: str) -> Study:
+        """Return the study with its rows compared with another one of them."""
+        _refuse_others("run", [reference], [variant.name for variant in self.runs], self.name)
+        return replace(self, reference=reference)
 
     @property
     def whole_title(self) -> str:
         """The title, which says so where held-out training images take the place of test images."""
         share = self.settings.get("held_out")
         return f"{self.title} (held-out training images, no test images)" if share else self.title
+
+    @property
+    def fast_schedule(self) -> str:
+        """The short schedule, in words."""
+        return f"{self.fast_epochs} epoch{'s' if self.fast_epochs > 1 else ''} a task"
 
     def cells(
         self,
@@ -196,6 +211,7 @@ def parse(content: Any, name: str, source: str) -> Study:
             fast_epochs=_whole(content.get("fast_epochs", _fast_epochs(content)), "fast_epochs"),
             published=_published(content.get("published", [])),
             notes=_words(content.get("notes", []), "notes"),
+            reference=None if content.get("reference") is None else str(content["reference"]),
         )
         _refuse_strangers(study)
     except SettingsError as error:
@@ -206,7 +222,13 @@ def parse(content: Any, name: str, source: str) -> Study:
 def _refuse_strangers(study: Study) -> None:
     """Refuse names that are not the study's: what they stand for would be left out, and nobody told."""
     rows = [variant.name for variant in study.runs]
+    _refuse_others("run", None if study.reference is None else [study.reference], rows, study.name)
     for variant in study.runs:
+        if variant.classifier is not None and study.settings.get("classifier") != "all":
+            raise SettingsError(
+                f"the run {variant.name!r} reads the classifier {variant.classifier!r}, which its runs do not record. "
+                "Add 'classifier: all' to 'settings'."
+            )
         _refuse_others("dataset", variant.datasets, study.datasets, study.name)
         _refuse_others("scenario", variant.scenarios, study.scenarios, study.name)
     for reading in study.read:
@@ -269,6 +291,7 @@ def _runs(value: Any) -> tuple[Variant, ...]:
                 name=str(each.get("name", each["method"])),
                 method=each["method"],
                 overrides=flat_overrides(each.get("overrides", {})),
+                classifier=_classifier(each.get("classifier")),
                 scenarios=_words(each.get("scenarios", []), "scenarios"),
                 datasets=_words(each.get("datasets", []), "datasets"),
             )
@@ -277,6 +300,15 @@ def _runs(value: Any) -> tuple[Variant, ...]:
     if twice := [name for name in labels if labels.count(name) > 1]:
         raise SettingsError(f"two runs are called {twice[0]!r}.")
     return tuple(found)
+
+
+def _classifier(value: Any) -> str | None:
+    from efcil.core import classifiers
+
+    recorded = [name for name in classifiers.NAMES if name not in (classifiers.AUTO, classifiers.ALL)]
+    if value is not None and value not in recorded:
+        raise unknown("classifier", str(value), recorded)
+    return None if value in (None, classifiers.OWN) else str(value)
 
 
 def _readings(value: Any) -> tuple[Reading, ...]:

@@ -61,6 +61,15 @@ def check_eval_is_deterministic(candidate: Candidate) -> None:
     require_close(candidate.features(backbone, images[1:4]), first[1:4], "A feature in another batch", 1e-4, 1e-4)
 
 
+def check_training_is_deterministic(candidate: Candidate) -> None:
+    """In training mode features repeat to the bit: no dropout, with which a resumed run ends differently."""
+    backbone, images = candidate.make().train(), candidate.images()
+    state = clone(backbone.state_dict())
+    first = backbone(images)
+    backbone.load_state_dict(state)
+    require(torch.equal(backbone(images), first), "It draws random numbers, which are others after an interruption.")
+
+
 def check_every_parameter_gets_a_gradient(candidate: Candidate) -> None:
     """The backward pass gives every parameter that trains a finite gradient, and one that is not zero."""
     backbone, images = candidate.make().train(), candidate.images()
@@ -101,6 +110,7 @@ CHECKS: tuple[Check[Candidate], ...] = (
     Check(check_gives_features, basis=True),
     Check(check_features_tell_images_apart),
     Check(check_eval_is_deterministic),
+    Check(check_training_is_deterministic),
     Check(check_every_parameter_gets_a_gradient),
     Check(check_trains_on_a_single_image),
     Check(check_state_is_complete),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from efcil.methods.base import Method
 
@@ -44,7 +45,7 @@ def clone(state: State) -> State:
 def normalisation_state(method: Method) -> State:
     """Return scale, shift and statistics of every BatchNorm layer of the backbone, by name."""
     modules = method.network.backbone.named_modules()
-    layers = [(name, layer) for name, layer in modules if isinstance(layer, nn.BatchNorm2d)]
+    layers = [(name, layer) for name, layer in modules if isinstance(layer, _BatchNorm)]
     return clone({f"{name}.{key}": value for name, layer in layers for key, value in layer.state_dict().items()})
 
 

@@ -126,7 +126,11 @@ def check_gradients_reach_what_is_trained(trial: Trial) -> None:
     _total(method.loss(stream.batch(method, LAST, 1))).backward()
     for key, parameter in method.named_parameters():
         if any(parameter is one for one in given):
-            require(parameter.grad is not None, f"{key} gets no gradient.")
+            old = key.startswith("network.heads.") and parameter is not method.network.heads[-1]
+            hint = (
+                " If the loss trains the newest head only, call self.freeze_old_heads() in begin_task." if old else ""
+            )
+            require(parameter.grad is not None, f"{key} gets no gradient.{hint}")
             assert parameter.grad is not None
             require(bool((parameter.grad != 0).any()), f"The gradient of {key} is zero.")
             require(bool(torch.isfinite(parameter.grad).all()), f"The gradient of {key} is not finite.")
@@ -143,7 +147,9 @@ def check_gradients_reach_what_is_trained(trial: Trial) -> None:
 def check_training_is_announced(trial: Trial) -> None:
     """The optimiser gets parameters exactly where `traits` say that later tasks train."""
     given, said = bool(trial.begun().parameter_groups(SHORT)), _traits(trial).trains_later
-    require(given == said, f"`trains_later` is {said}, but parameter_groups gives {'some' if given else 'nothing'}.")
+    hint = "" if given else " Methods that train nothing later begin as FrozenBackbone does (efcil.methods.frozen)."
+    found = "some" if given else "nothing"
+    require(given == said, f"`trains_later` is {said}, but parameter_groups gives {found}.{hint}")
 
 
 def check_normalisation_may_be_chosen(trial: Trial) -> None:

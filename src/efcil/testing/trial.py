@@ -55,7 +55,7 @@ class Trial:
     def begun(self) -> Method:
         """Return the method at the beginning of the last task, reached through a saved state."""
         method = self.reload(history(self)[1][LAST - 1].state)
-        method.begin_task(short_stream().tasks[LAST])
+        lifecycle.begin(method, short_stream().tasks[LAST], PLAIN)
         method.training_mode(fitting(method, SHORT))
         with torch.no_grad():
             method.prepare(short_stream().tasks[LAST], short_stream().data[LAST])

@@ -94,6 +94,9 @@ class Source(abc.ABC):
         if listed is not None and listed not in self.class_lists and not Path(listed).expanduser().is_file():
             raise SettingsError(f"{unknown('list of classes', listed, self.class_lists)} It is not a file either.")
 
+    def recognise(self, path: Path) -> None:  # noqa: B027 - not every source can tell
+        """Refuse a place that holds other files than expected, as far as names and columns tell; nothing is decoded."""
+
     def named(self, name: str) -> Source:
         """Return the source for the dataset called `name`, of sources that read many: hub:OWNER/NAME."""
         raise SettingsError(f"{self.title} is one dataset; leave out {':' + name!r}.")

@@ -20,7 +20,15 @@ from efcil.data.images import Dataset
 from efcil.data.sources import Source, SourceOptions
 from efcil.data.sources.download import download
 from efcil.data.sources.pickles import read_pickle
-from efcil.data.sources.shards import Layout, check_labels, decode_shards, find_shards, published_names, shared_names
+from efcil.data.sources.shards import (
+    Layout,
+    check_columns,
+    check_labels,
+    decode_shards,
+    find_shards,
+    published_names,
+    shared_names,
+)
 from efcil.errors import DataError, shortened
 
 #: Limits of both: bytes of one file and of all files of an archive, number of files.
@@ -89,6 +97,12 @@ class Cifar(Source):
             mean=mean,
             std=deviation,
         )
+
+    def recognise(self, path: Path) -> None:
+        """Refuse a place without any of the layouts, and shards of other columns."""
+        layout, files, _ = self._layout(path, SourceOptions())
+        if layout == "parquet":
+            check_columns(files[0], self.layout)
 
     def _layout(self, path: Path, options: SourceOptions) -> tuple[str, list[Path], Callable[[Allocate], Built]]:
         """Return which of the layouts `path` has, the files that make it up, and how to decode them."""

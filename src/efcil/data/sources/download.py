@@ -7,6 +7,9 @@ from typing import Any
 
 from efcil.errors import DataError
 
+#: README.md declares which files are of which split.
+_WANTED = ["*.parquet", "README.md"]
+
 
 def download(repository: str, title: str, expected: str, revision: str | None = None) -> Path:
     """Download the Parquet files of a dataset of the Hub, or find them in its cache; return their folder."""
@@ -19,7 +22,7 @@ def download(repository: str, title: str, expected: str, revision: str | None = 
         ) from error
     more: dict[str, Any] = {} if revision is None else {"revision": revision}
     try:
-        return Path(snapshot_download(repository, repo_type="dataset", allow_patterns=["*.parquet"], **more))
+        return Path(snapshot_download(repository, repo_type="dataset", allow_patterns=_WANTED, **more))
     except Exception as error:  # every network library below has its own family of errors
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise DataError(

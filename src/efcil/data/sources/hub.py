@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from efcil.data.cache import Allocate, Built, Request, load_or_build
-from efcil.data.checksum import checksum_contents
+from efcil.data.checksum import checksum_contents, relative_name
 from efcil.data.decode import SAMPLED_SIDES, Fit, decode_into, sides, usual_side
 from efcil.data.images import IMAGENET_MEAN, IMAGENET_STD, Dataset
 from efcil.data.sources import Source, SourceOptions, held_out_choice
 from efcil.data.sources.classlist import listed_classes
+from efcil.data.sources.declared import declared_splits
 from efcil.data.sources.download import download
 from efcil.data.sources.listing import files_below, is_image
 from efcil.data.sources.shards import (
@@ -108,6 +109,9 @@ class Hub(Source):
                 "configuration": self.configuration,
                 "seed": None if options.held_out is None else options.seed,
                 "classes": list(names),
+                "files": {
+                    split: [relative_name(file, folder) for file in each.files] for split, each in splits.items()
+                },
             },
             # The Hub's download folder is managed by its own package: nothing is written there.
             beside=None if path is None else folder,
@@ -165,6 +169,13 @@ class Hub(Source):
         files = _parquet_below(folder)
         if not files:
             raise DataError(f"{folder} holds no Parquet file.{_other_form(folder)} {self.expected}")
+        splits = declared_splits(folder, files, self.configuration) or self._splits_by_name(folder, files)
+        for shards in splits.values():
+            refuse_gaps(shards)
+        return splits
+
+    def _splits_by_name(self, folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+        """Return the files of every split of one configuration, by the names of files and folders."""
         by_configuration: dict[str, dict[str, list[Path]]] = {}
         for file in files:
             split, above = split_of(file)
@@ -181,8 +192,6 @@ class Hub(Source):
                 f"hub:{self.repository}/CONFIGURATION."
             )
         (splits,) = by_configuration.values()
-        for shards in splits.values():
-            refuse_gaps(shards)
         return splits
 
     def _names_of_splits(self, found: Mapping[str, list[Path]], options: SourceOptions) -> tuple[str, list[str]]:

@@ -95,6 +95,11 @@ class _Imagenet(Source):
             std=IMAGENET_STD,
         )
 
+    def recognise(self, path: Path) -> None:
+        """Refuse a place that has neither shards nor a folder of training images."""
+        if not find_shards(path, VALIDATION_SPLITS):
+            self._root(path)
+
     def listed(self, path: Path, options: SourceOptions) -> tuple[list[str], list[str], tuple[_Split, _Split]]:
         """Return the sorted identifiers of all classes that are there, their names, and both splits."""
         if shards := find_shards(path, VALIDATION_SPLITS):

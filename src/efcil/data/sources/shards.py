@@ -60,7 +60,12 @@ def split_of(file: Path) -> tuple[str, Path]:
     else:
         name = re.split(r"[-.]", file.name)[0]
     split, folder = (name, file.parent) if name else (file.parent.name, file.parent.parent)
-    return (split.lower() if split.lower() in _SPLITS else split), folder
+    return split_name(split), folder
+
+
+def split_name(name: str) -> str:
+    """Return the name of a split; those that are known in lower case."""
+    return name.lower() if name.lower() in _SPLITS else name
 
 
 def find_shards(folder: Path, test: Sequence[str] = TEST_SPLITS) -> dict[str, list[Path]] | None:
@@ -305,6 +310,11 @@ class Layout:
     size: int
     classes: int
     images: int
+
+
+def check_columns(shard: Path, layout: Layout) -> None:
+    """Refuse a shard without the columns of a layout."""
+    _check_columns(_open(shard), shard, layout.image, layout.label)
 
 
 def decode_shards(

@@ -17,6 +17,7 @@ from efcil.data.sources.listing import Files, build_from_files, images_below, im
 from efcil.data.sources.shards import (
     VALIDATION_SPLITS,
     Layout,
+    check_columns,
     decode_shards,
     find_shards,
     published_names,
@@ -51,6 +52,13 @@ class TinyImagenet(Source):
         if path.is_dir() and (shards := find_shards(path, VALIDATION_SPLITS)):
             return _dataset(self.name, self._from_shards(path, shards, options))
         return _dataset(self.name, self._from_folders(path, options))
+
+    def recognise(self, path: Path) -> None:
+        """Refuse a place without either layout, and shards of other columns."""
+        if path.is_dir() and (shards := find_shards(path, VALIDATION_SPLITS)):
+            check_columns(shards["train"][0], _LAYOUT)
+        else:
+            self._root(path)
 
     def _from_shards(self, path: Path, shards: dict[str, list[Path]], options: SourceOptions) -> Decoded:
         texts = [path / name for name in ("wnids.txt", "words.txt") if (path / name).is_file()]

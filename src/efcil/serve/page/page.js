@@ -42,7 +42,7 @@ async function call(path, options = {}) {
 
 // -- pictures: dropped, pasted, chosen, photographed ---------------------------------------------------------------
 
-const pictures = (files) => [...files].filter((file) => file.type.startsWith("image/") || /\.(heic|heif|ppm|pgm|pbm|tiff?|bmp|webp)$/i.test(file.name));
+const pictures = (files) => [...files].filter((file) => file.type.startsWith("image/") || /\.(avif|heic|heif|ppm|pgm|pbm|tiff?|bmp|webp)$/i.test(file.name));
 
 async function dropped(transfer) {
   // A folder that is dropped gives its pictures, too.
