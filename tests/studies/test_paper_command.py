@@ -155,6 +155,18 @@ def test_of_several_studies_those_that_fit_are_made(tmp_path: Path, capsys: pyte
     assert "left out" not in capsys.readouterr().out
 
 
+def test_of_several_studies_each_is_asked_for_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["paper", "losses", "spectrum", "--dataset", "cifar100", "--data", cifar(tmp_path), "--dry-run"]
+    assert main([*command, "--scenario", "cs10", "ws5", "--seeds", "0"]) == 0
+    text = capsys.readouterr().out
+    assert "left out" not in text
+    assert "cifar100 cs10: EFM + symmetric, seed 0" in text
+    assert "cifar100 ws5: EFC, seed 0" in text
+    assert "ws5: EFM + symmetric" not in text, "the losses are compared with other scenarios"
+    assert main([*command, "--scenario", "cs10", "ws6"]) == 2
+    assert "Unknown scenario 'ws6'" in capsys.readouterr().err
+
+
 def test_tasks_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = STUDY.replace("cs5", "custom").replace("epochs: 2", "epochs: 2, tasks: 2").replace("frozen", "fecam")
     (tmp_path / "two.yaml").write_text(text, encoding="utf-8")

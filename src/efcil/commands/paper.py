@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from efcil.commands.engines import add_flags, chosen, train
 from efcil.commands.parser import Parser, add_checkpoint_steps, add_jobs_per_gpu, add_log, counted, trackers
-from efcil.errors import EfcilError, GridError, Mistakes, SettingsError
+from efcil.errors import EfcilError, GridError, Mistakes, SettingsError, unknown
 
 if TYPE_CHECKING:
     from efcil.settings import Settings
@@ -92,11 +92,13 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _those_that_fit(arguments: argparse.Namespace, found: Sequence[Study]) -> list[_Command]:
-    """Return the studies as the command line asks for them; of several, those that have what it asks for."""
+    """Return the studies as the command line asks for them; several are asked for what they have, or left out."""
+    if len(found) == 1:
+        return [_Command(arguments, found[0])]
     commands, refused = [], []
     for study in found:
         try:
-            commands.append(_Command(arguments, study))
+            commands.append(_Command(_narrowed(arguments, study, found), study))
         except SettingsError as error:
             refused.append((study.name, error))
     if not commands:
@@ -105,6 +107,23 @@ def _those_that_fit(arguments: argparse.Namespace, found: Sequence[Study]) -> li
         for name, reason in refused:
             print(f"{name} is left out. {reason}")
     return commands
+
+
+def _narrowed(arguments: argparse.Namespace, study: Study, among: Sequence[Study]) -> argparse.Namespace:
+    """Return the arguments with the names that this study has; where it has none, with all of them.
+
+    A name that none of the studies has is refused.
+    """
+    narrowed = argparse.Namespace(**vars(arguments))
+    for kind, known in study.choices.items():
+        asked: list[str] = getattr(arguments, kind) or []
+        everywhere = list(dict.fromkeys(name for each in among for name in each.choices[kind]))
+        for name in asked:
+            if name not in everywhere:
+                raise unknown(kind, name, everywhere)
+        if kept := [name for name in asked if name in known]:
+            setattr(narrowed, kind, kept)
+    return narrowed
 
 
 def _make(

@@ -91,6 +91,12 @@ class Study:
         """The short schedule, in words."""
         return f"{self.fast_epochs} epoch{'s' if self.fast_epochs > 1 else ''} a task"
 
+    @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """What may be chosen of the study; a row by its own name or by that of its method."""
+        rows = dict.fromkeys(name for variant in self.runs for name in (variant.method, variant.name))
+        return {"dataset": self.datasets, "scenario": self.scenarios, "method": tuple(rows)}
+
     def cells(
         self,
         datasets: Sequence[str] | None = None,
@@ -100,10 +106,8 @@ class Study:
         data: str | None = None,
     ) -> list[Cell]:
         """Return what the study compares, in its order; a selection that is not part of the study raises."""
-        _refuse_others("dataset", datasets, self.datasets, self.name)
-        _refuse_others("scenario", scenarios, self.scenarios, self.name)
-        known = [name for variant in self.runs for name in (variant.method, variant.name)]
-        _refuse_others("method", methods, list(dict.fromkeys(known)), self.name)
+        for (kind, known), names in zip(self.choices.items(), (datasets, scenarios, methods), strict=True):
+            _refuse_others(kind, names, known, self.name)
         found = []
         for dataset in datasets or self.datasets:
             for scenario in scenarios or self.scenarios:
