@@ -3,9 +3,11 @@
     python benchmarks/own_images.py --folder photographs/train
     python benchmarks/own_images.py --tiny-imagenet tiny-imagenet
     python benchmarks/own_images.py --folder photographs/train --crop squash --rules lda
+    python benchmarks/own_images.py --tiny-imagenet tiny-imagenet --many --size 128
 
 A folder with one sub-folder per class is cross-validated: five folds, several times. Of Tiny-ImageNet, classes and
-images are drawn at random, and tested on other training images. Test images of either are never read.
+images are drawn at random, and tested on other training images; `--many` draws up to 200 classes. Test images of either
+are never read.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from efcil.network.weights import IMAGENET_MEAN, IMAGENET_STD, View
 
 Measured = tuple[Tensor, np.ndarray]
 Rule = Callable[[Tensor, Tensor], Classifier]
-FOLDS, TESTED, CLASSES, PER_CLASS, TOGETHER = 5, 40, 24, 340, 4
+FOLDS, TESTED, TOGETHER = 5, 40, 4
 PROJECTED = 2000
 
 
@@ -163,15 +165,15 @@ def photographs(folder: Path) -> tuple[list[Image.Image], np.ndarray]:
     return images, np.array(labels)
 
 
-def tiny_imagenet(folder: Path, cache: Path | None) -> tuple[list[Image.Image], np.ndarray]:
+def tiny_imagenet(folder: Path, cache: Path | None, sample: Sample) -> tuple[list[Image.Image], np.ndarray]:
     """Return training images of random classes, class after class."""
     dataset = TinyImagenet().load(folder, SourceOptions(cache=cache))
     generator = np.random.default_rng(7)
     images = []
-    for label in generator.permutation(len(dataset.class_names))[:CLASSES]:
-        rows = generator.permutation(np.flatnonzero(dataset.train.labels == label))[:PER_CLASS]
+    for label in generator.permutation(len(dataset.class_names))[: sample.classes]:
+        rows = generator.permutation(np.flatnonzero(dataset.train.labels == label))[: sample.per_class]
         images += [Image.fromarray(dataset.train.images[row]) for row in rows]
-    return images, np.repeat(np.arange(CLASSES), PER_CLASS)
+    return images, np.repeat(np.arange(sample.classes), sample.per_class)
 
 
 def kept(options: argparse.Namespace, name: str, compute: Callable[[], Measured]) -> Measured:
@@ -223,12 +225,12 @@ def folds(labels: np.ndarray, seed: int) -> Iterator[Split]:
         yield Split(learned, labels[learned], tested, labels[tested])
 
 
-def draw(counts: Sequence[int], seed: int) -> Split:
+def draw(sample: Sample, counts: Sequence[int], seed: int) -> Split:
     """Return a split with so many images of random classes of Tiny-ImageNet."""
     generator = np.random.default_rng(seed)
     learned, tested = [], []
-    for label, count in zip(generator.permutation(CLASSES), counts, strict=False):
-        rows = label * PER_CLASS + generator.permutation(PER_CLASS)
+    for label, count in zip(generator.permutation(sample.classes), counts, strict=False):
+        rows = label * sample.per_class + generator.permutation(sample.per_class)
         tested.append(rows[:TESTED])
         learned.append(rows[TESTED : TESTED + count])
     classes = np.arange(len(counts))
@@ -237,19 +239,49 @@ def draw(counts: Sequence[int], seed: int) -> Split:
     )
 
 
-#: Title -> (images of every class, draws).
-DRAWS: dict[str, tuple[list[int], int]] = {
-    "10 x 1": ([1] * 10, 10),
-    "10 x 5": ([5] * 10, 10),
-    "20 x 5": ([5] * 20, 10),
-    "10 x 20": ([20] * 10, 10),
-    "20 x 20": ([20] * 20, 5),
-    "10 x 300": ([300] * 10, 3),
-    "1, 5, 20 mixed": ([1, 5, 20] * 3 + [5], 10),
-    "5 x 5, 5 x 300": ([5, 300] * 5, 3),
-    "5, 9 x 300": ([5] + [300] * 9, 3),
-    "5, 300": ([5, 300], 10),
-}
+@dataclass(frozen=True)
+class Sample:
+    """Classes of Tiny-ImageNet, images of each, and what is drawn of them: title -> (images of every class, draws)."""
+
+    name: str
+    classes: int
+    per_class: int
+    draws: dict[str, tuple[list[int], int]]
+
+
+FEW = Sample(
+    "tiny-imagenet",
+    classes=24,
+    per_class=340,
+    draws={
+        "10 x 1": ([1] * 10, 10),
+        "10 x 5": ([5] * 10, 10),
+        "20 x 5": ([5] * 20, 10),
+        "10 x 20": ([20] * 10, 10),
+        "20 x 20": ([20] * 20, 5),
+        "10 x 300": ([300] * 10, 3),
+        "1, 5, 20 mixed": ([1, 5, 20] * 3 + [5], 10),
+        "5 x 5, 5 x 300": ([5, 300] * 5, 3),
+        "5, 9 x 300": ([5] + [300] * 9, 3),
+        "5, 300": ([5, 300], 10),
+    },
+)
+MANY = Sample(
+    "tiny-imagenet-many",
+    classes=200,
+    per_class=140,
+    draws={
+        "50 x 2": ([2] * 50, 6),
+        "50 x 5": ([5] * 50, 6),
+        "200 x 2": ([2] * 200, 2),
+        "200 x 5": ([5] * 200, 2),
+        "200 x 20": ([20] * 200, 2),
+        "200 x 100": ([100] * 200, 2),
+        "20, of 2, 5, 20, 100": ([2, 5, 20, 100] * 5, 6),
+        "48, of 2, 5, 20, 100": ([2, 5, 20, 100] * 12, 6),
+        "200, of 2, 5, 20, 100": ([2, 5, 20, 100] * 50, 2),
+    },
+)
 
 
 def answered(features: Tensor, split: Split, rule: tuple[float, bool, Rule]) -> np.ndarray:
@@ -281,15 +313,15 @@ def cross_validate(features: Tensor, labels: np.ndarray, names: Sequence[str], r
         print(f"| {name} | {accuracy:.1f} | {mean:.1f} | {100 * np.std(values, axis=0)[0]:.1f} |", flush=True)
 
 
-def compare_draws(features: Tensor, names: Sequence[str], most: int) -> None:
+def compare_draws(features: Tensor, sample: Sample, names: Sequence[str], most: int) -> None:
     """Print the accuracy of every rule in every kind of draw; in brackets that of classes with at most 5 images."""
-    print("| rule | " + " | ".join(DRAWS) + " |\n|---|" + "---|" * len(DRAWS))
+    print("| rule | " + " | ".join(sample.draws) + " |\n|---|" + "---|" * len(sample.draws))
     for name in names:
         cells = []
-        for counts, number in DRAWS.values():
+        for counts, number in sample.draws.values():
             values, few = [], []
             for seed in range(min(number, most)):
-                split = draw(counts, seed)
+                split = draw(sample, counts, seed)
                 right = answered(features, split, RULES[name])
                 values.append(right.mean())
                 few.append(right[np.array(counts)[split.answers] <= 5].mean() if len(set(counts)) > 1 else 0.0)
@@ -302,6 +334,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="training images, one sub-folder per class")
     parser.add_argument("--tiny-imagenet", type=Path, help="Tiny-ImageNet, as `efcil run` reads it")
+    parser.add_argument("--many", action="store_true", help="many classes of Tiny-ImageNet in place of ten or twenty")
     parser.add_argument("--cache", type=Path, help="folder for decoded images of Tiny-ImageNet")
     parser.add_argument("--keep", type=Path, help="folder for features, which are read from there if they are there")
     parser.add_argument("--network", default="efficientnet-lite0")
@@ -325,9 +358,10 @@ def main() -> None:
         rows, labels = kept(options, "folder", lambda: features(partial(photographs, options.folder)))
         cross_validate(rows, labels, options.rules, options.repeats)
     if options.tiny_imagenet is not None:
-        load = partial(tiny_imagenet, options.tiny_imagenet, options.cache)
-        rows, _ = kept(options, "tiny-imagenet", lambda: features(load))
-        compare_draws(rows, options.rules, 3 * options.repeats)
+        sample = MANY if options.many else FEW
+        load = partial(tiny_imagenet, options.tiny_imagenet, options.cache, sample)
+        rows, _ = kept(options, sample.name, lambda: features(load))
+        compare_draws(rows, sample, options.rules, 3 * options.repeats)
 
 
 if __name__ == "__main__":

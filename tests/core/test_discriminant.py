@@ -48,13 +48,23 @@ def test_bayes_by_hand() -> None:
     torch.testing.assert_close(scores - scores[:, :1], expected - expected[:, :1])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_class_of_few_images_draws_those_of_many_others(seed: int) -> None:
+    counts, tested = [2, 2, 5, 50] * 15, [20] * 60
+    classes, (points, answers) = measured(*drawn(counts, seed, 0.7)), drawn(tested, 100 + seed, 0.7)
+    found = discriminant.cosine(classes)(points).argmax(dim=1)
+    nearest = torch.cdist(points, classes.means).argmin(dim=1)
+    assert (found == answers).double().mean() > (nearest == answers).double().mean()
+    assert torch.bincount(found).max() < 4 * 20
+
+
 def test_cosine_by_hand_for_classes_of_equal_size() -> None:
     classes, points = measured(*drawn([8, 8, 8, 8], 0)), drawn([4, 4, 4, 4], 1)[0]
     means, whitening, _ = naive(classes, 1.0)
     away = (points - classes.means.mean(dim=0)) @ whitening
     noise = naive(classes, 1.0)[2] / 8 * (1 - 1 / 4)
     squared = means.square().sum(dim=1)
-    length = torch.maximum(squared - noise, 0.1 * squared).sqrt()
+    length = torch.maximum(squared - noise, 0.4 * squared).sqrt()
     torch.testing.assert_close(discriminant.cosine(classes, 1.0)(points), away @ means.T / length * length.mean())
 
 

@@ -15,8 +15,9 @@ from efcil.core import prototypes
 from efcil.core.classifiers import Classifier
 from efcil.core.covariance import shrink
 
-#: The squared length of a class mean is at least this share of what it seems to be, once its noise is subtracted.
-_SMALLEST_SHARE = 0.1
+#: The squared length of a class mean is at least this share of what it seems to be, once its noise is subtracted: with
+#: two images, little more than noise may be left, and a class that is divided by it wins everywhere.
+_SMALLEST_SHARE = 0.4
 _JITTER = 1e-10
 # Without a prior, and with fewer images than features, nothing is left of the denominator.
 _SMALLEST_REST = 0.05
