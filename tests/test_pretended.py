@@ -201,10 +201,11 @@ def test_images_are_rendered_on_the_device(device: torch.device, tmp_path: Path,
             assert all(tensor.is_cuda for piece in pieces for tensor in piece)
 
 
-def test_a_model_learns_and_changes_on_the_device(device: torch.device, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["efc", "fecam"])  # by heads, and by a classifier that is built from the memory
+def test_a_model_learns_and_changes_on_the_device(device: torch.device, tmp_path: Path, method: str) -> None:
     random = np.random.default_rng(0)
     images, labels = random.integers(0, 256, (120, 8, 8), dtype=np.uint8), np.repeat([0, 1, 2, 3], 30)
-    model = IncrementalClassifier(preset="digits", epochs=1, device="cuda", held_out=0.3)
+    model = IncrementalClassifier(method, preset="digits", epochs=1, device="cuda", held_out=0.3)
     model.fit(images[:60], labels[:60]).partial_fit(images[60:], labels[60:])
     model.save(tmp_path / "model")
     loaded = IncrementalClassifier.load(tmp_path / "model", device="cuda")
