@@ -350,6 +350,38 @@ class MeanOfMeans(Sound):
         self.memory.means[-1] = torch.stack(pieces).sum(dim=0)
 
 
+@broken("stays_on_the_device", "cuda:0 and cpu")
+class Elsewhere(Sound):
+    """Weights of images that are made on the CPU."""
+
+    def loss(self, batch):
+        features = self.network.features(batch.images) * torch.ones(batch.size)[:, None]
+        return {"loss": cross_entropy(self.network.logits(features), batch.labels)}
+
+
+@broken("stays_on_the_device", "Expected a cpu device type for generator")
+class DrawsElsewhere(Sound):
+    def draw(self, plan, generator):
+        return {"noise": torch.rand(plan.steps, generator=generator)}
+
+
+@broken("stays_on_the_device", "not on the device: offset")
+class KeepsElsewhere(Sound):
+    def end_task(self, task, data):
+        super().end_task(task, data)
+        self.offset = self.memory.means.mean(dim=0).cpu()
+
+
+@broken("stays_on_the_device", "captured step")
+class SelectsInAStep(Sound):
+    """Of how many images a mask selects, the host knows nothing; the check of `loss` alone does not see an index."""
+
+    def loss(self, batch):
+        chosen = batch.labels >= 0
+        logits = self.network.logits(self.network.features(batch.images))
+        return {"loss": cross_entropy(logits[chosen], batch.labels[chosen])}
+
+
 @pytest.mark.parametrize(("method", "check", "sentence"), BROKEN, ids=[cls.__name__ for cls, *_ in BROKEN])
 def test_a_broken_method_is_found(method: type[Method], check: str, sentence: str) -> None:
     (chosen,) = (each for each in METHOD_CHECKS if each.name == check)

@@ -76,7 +76,10 @@ class Blueprint:
 
     def place(self, method: Method) -> Method:
         """Move a method to the device, choose how its network computes, and make it ready for use."""
+        elsewhere = next(method.parameters()).device != self.execution.device
         method = method.to(self.execution.device)
+        if elsewhere:
+            method.restored()  # what is derived from the state does not move with it
         self.execution.equip(method)
         return method.eval()
 

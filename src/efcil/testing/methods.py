@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from efcil.engine.execution import Execution
 from efcil.engine.feed import Feed
 from efcil.engine.hardware import switches
 from efcil.engine.trainer import MOST_TERMS
-from efcil.methods.base import Plan, Traits
+from efcil.errors import SettingsError, some
+from efcil.methods.base import Method, Plan, Traits
 from efcil.presets import load_preset, presets
 from efcil.resolution import load_config, resolve, to_yaml
 from efcil.settings import Settings, options
@@ -41,7 +42,8 @@ from efcil.testing.compare import (
     require,
     require_close,
 )
-from efcil.testing.stream import FUSED, PLAIN, SHORT, SIZES, fitting, short_stream
+from efcil.testing.pretended import missing, pretended
+from efcil.testing.stream import FUSED, PLAIN, SHORT, SIZES, blueprint, fitting, short_stream
 from efcil.testing.trial import LAST, Trial, history, resumed, run
 from efcil.testing.verdicts import Check, LeftOut
 
@@ -385,6 +387,30 @@ def check_end_of_task_in_any_pieces(trial: Trial) -> None:
         require_close(left[1][key], value, f"{key}, seen in other pieces,", 1e-2, 5e-3)
 
 
+def check_stays_on_the_device(trial: Trial) -> None:
+    """On a pretended GPU, tasks are learned, tested, merged and forgotten without a tensor on the wrong device."""
+    stream, recipe = short_stream(), replace(SHORT, epochs=1)
+    for fused in (False, True):
+        with pretended() as device:
+            execution = replace(PLAIN, device=device, fused=fused, captured=True)
+            plan, images = blueprint(trial.method, trial.settings, execution), stream.test_images[:8].to(device)
+            with execution.stream():
+                method = plan.around(stream.network_state)
+                lifecycle.end(method, stream.tasks[0], stream.images(0, execution))
+                for index in range(1, len(stream.tasks)):
+                    data = stream.images(index, execution)
+                    lifecycle.learn_task(plan, method, stream.tasks[index], data, fitting(method, recipe))
+                    method.scores(images)
+                    method.importance_matrix()
+                    _require_on(device, method)
+                    method = plan.load({name: value.cpu() for name, value in method.state_dict().items()})
+                with suppress(SettingsError):  # what it stores may not say whether a class has rows there
+                    method.merge_classes([0, 1], [1] * sum(SIZES))
+                    method.forget_classes([0])
+                    method.scores(images)
+                _require_on(device, method)
+
+
 def check_captured_steps_are_the_eager_ones(trial: Trial) -> None:
     """On a GPU, steps that are replayed as a CUDA graph do what steps one by one do."""
     # In one precision, on one path: what differs is when things happen, and a stale batch or rate would show.
@@ -408,6 +434,12 @@ def check_bfloat16_is_about_float32(trial: Trial) -> None:
 
 def _traits(trial: Trial) -> Traits:
     return trial.method.traits(trial.settings)
+
+
+def _require_on(device: torch.device, method: Method) -> None:
+    """Require that whatever the method keeps is on the device."""
+    away = [name.strip(".") for name, value in kept_tensors(method) if value.device != device]
+    require(not away, f"What it keeps is not on the device: {some(away)}.")
 
 
 def _total(terms: Mapping[str, Tensor]) -> Tensor:
@@ -499,6 +531,10 @@ def _without_gpu(trial: Trial) -> str | None:
     return _without_training(trial) or (None if there else "There is no GPU here.")
 
 
+def _without_pretence(trial: Trial) -> str | None:
+    return _without_later_tasks(trial) or missing()
+
+
 #: Every check, in the order in which they are run; those that others build on come first.
 CHECKS: tuple[Check[Trial], ...] = (
     Check(check_says_what_it_is),
@@ -525,6 +561,7 @@ CHECKS: tuple[Check[Trial], ...] = (
     Check(check_step_never_waits_for_the_device, _without_training),
     Check(check_plain_and_fused_paths_agree, _without_training),
     Check(check_end_of_task_in_any_pieces, _without_later_tasks),
+    Check(check_stays_on_the_device, _without_pretence),
     Check(check_captured_steps_are_the_eager_ones, _without_gpu),
     Check(check_bfloat16_is_about_float32, _without_gpu),
 )
