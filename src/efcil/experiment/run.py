@@ -202,9 +202,11 @@ class Run:
         counted = "" if plan.answers is None else f", {domains.counted(plan.answers)}"
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{counted}{at}")
         if plan.settings.input_size is None and plan.backbone.input_size is not None:
+            scratch = "" if plan.backbone.name.startswith("hub:") else "; --weights none trains it from scratch"
             self.progress.say(
                 f"images of {plan.dataset.image_size} pixels are enlarged to {plan.backbone.input_size} for "
-                f"{plan.backbone.name}, which takes longer; --input-size chooses another size"
+                f"{plan.backbone.name}, which is taken to be pre-trained. That takes longer; --input-size chooses "
+                f"another size{scratch}"
             )
         if (outlook := plan.memory_outlook()) is not None:
             self.progress.say(outlook)
