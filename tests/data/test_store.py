@@ -11,8 +11,7 @@ import torch
 from efcil.activity import Activity, followed
 from efcil.data import store
 from efcil.data.augment import Normalisation, make_augmentation
-from efcil.data.store import TaskImages, piece_size, resident
-from efcil.engine.evaluate import TestImages
+from efcil.data.store import TaskImages, resident
 
 CPU = torch.device("cpu")
 
@@ -31,16 +30,6 @@ def test_rows_of_a_memory_map_in_pieces(piece: int, tmp_path: Path, monkeypatch:
     assert (kept.tier, kept.count, kept.bytes) == ("device", 4, 4 * 48)
     assert found.is_contiguous()
     np.testing.assert_array_equal(found.permute(0, 2, 3, 1).numpy(), pixels()[rows])
-
-
-def test_a_cpu_reads_few_images_at_a_time() -> None:
-    # More of them, and the kernel spends longer on the memory of activations than the network computes.
-    assert [piece_size(size, CPU) for size in (8, 32, 64, 224)] == [1365, 85, 21, 6]
-    assert piece_size(224, torch.device("cuda")) == 445
-    images = np.zeros((90, 32, 32, 3), dtype=np.uint8)
-    labels = np.zeros(90, dtype=np.int64)
-    normalisation = Normalisation((0.5,) * 3, (0.25,) * 3)
-    assert TestImages(images, labels, normalisation=normalisation, device=CPU).chunk_size() == 85
 
 
 def test_a_task_has_the_rows_it_is_given() -> None:

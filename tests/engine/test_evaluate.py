@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from efcil.data import store
 from efcil.data.augment import Normalisation
 from efcil.data.scenario import make_scenario
+from efcil.engine import evaluate as evaluate_module
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.methods.base import Method
 from efcil.network.backbones import make_backbone
@@ -52,7 +52,7 @@ def pairs(table: np.ndarray) -> list[list[int]]:
 @pytest.mark.parametrize("chunk", [7, 2048])
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_accuracies_are_those_of_the_metrics(task: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LARGEST_PIECE", chunk)
+    monkeypatch.setattr(evaluate_module, "LARGEST_CHUNK", chunk)
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 9))
     scenario = make_scenario("custom", 10, order=range(10), tasks=3)
     sizes = scenario.task_sizes[: task + 1]

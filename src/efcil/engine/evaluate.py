@@ -15,10 +15,13 @@ from efcil.core import classifiers
 from efcil.data.augment import Normalisation
 from efcil.data.deferred import DeferredImages
 from efcil.data.scenario import Scenario
-from efcil.data.store import piece_size, resident
+from efcil.data.store import resident
 from efcil.data.tiers import Keeping
 from efcil.evaluation.metrics import accuracy_rows
 from efcil.methods.base import Method, Traits
+
+LARGEST_CHUNK = 2048
+CHUNK_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +72,9 @@ class TestImages:
         return int(np.searchsorted(self._sorted, classes))
 
     def chunk_size(self) -> int:
-        """Return how many images are scored per batch; it depends only on the images and the device."""
-        return max(1, min(len(self.labels), piece_size(self.images.shape[-1], self.labels.device)))
+        """Return how many images are scored per batch; it depends only on the images."""
+        pixels = 4 * 3 * self.images.shape[-1] ** 2
+        return max(1, min(len(self.labels), CHUNK_BYTES // pixels, LARGEST_CHUNK))
 
     def chunk(self, start: int, stop: int) -> Tensor:
         """Return the network input for the images from `start` to `stop`.

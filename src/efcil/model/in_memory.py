@@ -18,7 +18,7 @@ from efcil.activity import doing_in_pieces, next_piece
 from efcil.core import calibration, classifiers, typicality
 from efcil.core.typicality import Spread
 from efcil.data.augment import Normalisation, make_augmentation
-from efcil.data.store import TaskImages, piece_size
+from efcil.data.store import CPU_PIECE_BYTES, TaskImages
 from efcil.engine import checkpoint
 from efcil.engine.evaluate import scorer
 from efcil.engine.hardware import choose_execution
@@ -259,10 +259,8 @@ class Model:
     @property
     def piece(self) -> int:
         """How many images are scored per batch; it depends only on their size and the device: scores do not vary."""
-        size, device = self.card.image_size, self.execution.device
-        if device.type == "cpu":
-            return min(LARGEST_PIECE, piece_size(size, device))
-        return max(1, min(LARGEST_PIECE, PIECE_BYTES // (12 * size**2)))
+        most = CPU_PIECE_BYTES if self.execution.device.type == "cpu" else PIECE_BYTES
+        return max(1, min(LARGEST_PIECE, most // (12 * self.card.image_size**2)))
 
     @torch.no_grad()
     def scores(self, pixels: np.ndarray) -> np.ndarray:
