@@ -508,6 +508,15 @@ def test_a_finished_run_says_that_data_of_another_place_are_other_images(
         assert ("The images have changed since" in said) == word
 
 
+def test_a_finished_run_is_not_taken_for_one_on_other_images(few: Dataset, tmp_path: Path) -> None:
+    settings = Settings(method="finetune", **TWO_TASKS)
+    run = run_one(settings, tmp_path, few, quiet=True)
+    assert run_one(settings, tmp_path, few, quiet=True) == run
+    test = ImageSet(few.test.images // 2, few.test.labels)
+    with pytest.raises(DataError, match="was trained on other images than these"):
+        run_one(settings, tmp_path, dataclasses.replace(few, test=test), quiet=True)
+
+
 # -- the first task --------------------------------------------------------------------------------------------------
 
 
