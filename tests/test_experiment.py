@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
+import io
 import json
 import os
 import shlex
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -477,6 +480,41 @@ def test_a_finished_run_of_a_folder_says_that_its_images_have_changed(
     assert told().startswith("The images have changed since; delete ")
     shutil.rmtree(tmp_path / "mine")
     assert told() == ""  # a finished run can do without its images
+
+
+def test_a_finished_run_says_that_data_of_another_place_are_other_images(
+    digits: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shards(name: str, first: int) -> str:
+        (tmp_path / name).mkdir()
+        rows = [row for label in range(4) for row in np.flatnonzero(digits.train.labels == label)[first : first + 6]]
+        files = []
+        for row in rows:
+            Image.fromarray(digits.train.images[row]).save(file := io.BytesIO(), "PNG")
+            files.append({"bytes": file.getvalue(), "path": None})
+        for split in ("train", "test"):
+            labels = digits.train.labels[rows]
+            pq.write_table(pa.table({"image": files, "label": labels}), tmp_path / name / f"{split}.parquet")
+        return str(tmp_path / name)
+
+    settings = Settings(method="finetune", dataset="hub:me/mine", data=shards("one", 0), network="slim", **TWO_TASKS)
+    run_grid([settings], tmp_path / "runs")
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    for place, word in ((settings.data, False), (str(tmp_path / "copy"), False), (shards("two", 6), True)):
+        capsys.readouterr()
+        run_grid([dataclasses.replace(settings, data=place)], tmp_path / "runs")
+        said = capsys.readouterr().out
+        assert "finished before, skipped." in said
+        assert ("The images have changed since" in said) == word
+
+
+def test_a_finished_run_is_not_taken_for_one_on_other_images(few: Dataset, tmp_path: Path) -> None:
+    settings = Settings(method="finetune", **TWO_TASKS)
+    run = run_one(settings, tmp_path, few, quiet=True)
+    assert run_one(settings, tmp_path, few, quiet=True) == run
+    test = ImageSet(few.test.images // 2, few.test.labels)
+    with pytest.raises(DataError, match="was trained on other images than these"):
+        run_one(settings, tmp_path, dataclasses.replace(few, test=test), quiet=True)
 
 
 # -- the first task --------------------------------------------------------------------------------------------------
@@ -1086,4 +1124,5 @@ def test_a_run_says_that_it_enlarges_images(few: Dataset, tmp_path: Path, monkey
     settings = Settings(method="lda", network="somebodys_network:make", **TWO_TASKS)
     for chosen, times in ((None, 1), (12, 0)):
         run = run_one(dataclasses.replace(settings, input_size=chosen), tmp_path, dataset=few, quiet=True)
-        assert RunFolder(run).log_file.read_text().count(said) == times
+        log = RunFolder(run).log_file.read_text()
+        assert (log.count(said), log.count("--weights none trains it from scratch")) == (times, times)

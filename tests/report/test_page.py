@@ -328,6 +328,7 @@ class TestCommand:
         [
             (["--format", "docx"], "Unknown format 'docx'."),
             (["--format", "pdf"], "pdf is a format of figures. Add --figures DIR"),
+            (["--output", "table.pdf"], "table.pdf is the name of a figure. Figures are written by --figures DIR"),
             (["--format", "csv", "text"], "A table has one format"),
             (["--metric", "A_stp"], "Unknown metric 'A_stp'."),
         ],

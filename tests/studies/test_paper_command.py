@@ -103,6 +103,21 @@ def test_what_is_made_is_written_and_what_lacks_is_named(
     assert "Unknown run of the study mine: 'fecan'. Did you mean 'fecam'" in capsys.readouterr().err
 
 
+def test_a_table_of_forgetting(made: Path, study: Path, tmp_path: Path) -> None:
+    text = study.read_text(encoding="utf-8").replace("A_inc]", "forgetting, task_aware_A_step]")
+    (tmp_path / "more.yaml").write_text(text, encoding="utf-8")
+    assert main(["paper", str(tmp_path / "more.yaml"), "--output", str(made), "--no-training"]) == 0
+    by_name = {row["method"]: row for row in rows(made / "paper/more/more-table-digits.csv")}
+    summary = json.loads((made / "digits/cs5/fetril+epochs=2/seed0/summary.json").read_text())
+    for metric in ("forgetting", "task_aware_A_step"):
+        assert by_name["fetril"][metric] == f"{summary[metric]:.2f}"
+    # Kept results give the same.
+    kept = ["--results", str(made / "paper/more"), "--output", str(tmp_path / "runs")]
+    assert main(["paper", str(tmp_path / "more.yaml"), "--no-training", *kept]) == 0
+    again = rows(tmp_path / "runs/paper/more/more-table-digits.csv")
+    assert {row["method"]: row["forgetting"] for row in again} == {n: row["forgetting"] for n, row in by_name.items()}
+
+
 def test_figures_are_written(made: Path) -> None:
     pytest.importorskip("matplotlib")
     folder = made / "paper" / "mine"

@@ -129,6 +129,14 @@ def test_the_study_of_the_documentation_is_valid() -> None:
         ({"runs": [{"method": "efc", "datasets": ["cifar10"]}]}, "Unknown dataset of the study mine: 'cifar10'"),
         ({"runs": [{"method": "efc", "classifier": "baies"}]}, "Unknown classifier 'baies'. Did you mean 'bayes'"),
         ({"runs": [{"method": "efc", "classifier": "all"}]}, "Unknown classifier 'all'"),
+        (
+            {
+                "runs": [{"method": "efc", "classifier": "bayes"}],
+                "settings": {"classifier": "all"},
+                "read": [{"reader": "table", "metrics": ["forgetting"]}],
+            },
+            "forgetting is recorded for a method's own classifier alone",
+        ),
         ({"runs": [{"method": "efc", "classifier": "bayes"}]}, "Add 'classifier: all' to 'settings'"),
         ({"reference": "efc"}, "Unknown run of the study mine: 'efc'"),
         ({"seeds": [0, "1"]}, "'seeds' must be a list of whole numbers"),

@@ -94,6 +94,8 @@ def _formats(arguments: argparse.Namespace) -> tuple[str | None, Sequence[str]]:
         raise SettingsError(f"{of_figures[0]} is a format of figures. Add --figures DIR, which says where they go.")
     if len(set(of_table)) > 1:
         raise SettingsError(f"A table has one format, but there are {' and '.join(of_table)}. Give the command twice.")
+    if arguments.output is not None and not of_table and arguments.output.suffix.lower()[1:] in FIGURE_FORMATS:
+        raise SettingsError(f"{arguments.output} is the name of a figure. Figures are written by --figures DIR.")
     if of_table:
         return of_table[0], of_figures or FIGURE_FORMATS
     if arguments.output is not None:

@@ -29,7 +29,7 @@ from efcil.experiment.workers import Job, run_jobs, run_on_engine
 from efcil.output import lines
 from efcil.presets import load_preset
 from efcil.resolution import source_options
-from efcil.runfolder import locate
+from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
 from efcil.settings.engine import LOCAL, Engine
 from efcil.watching import planned
@@ -264,12 +264,20 @@ def _is_finished(settings: Settings, output: Path, say: Callable[[str], None], s
             return shared_tasks.data_digest(loaded.dataset, loaded.fingerprint)
         return None
 
-    # Published datasets do not change; checking them would waste time.
-    own = load_preset(settings.dataset).named_by_data
-    finished = skip_message(locate(output, settings), settings, now if own else None)
+    folder = locate(output, settings)
+    # Published datasets do not change, and checking them takes time; in another place there may be a part of one.
+    doubtful = load_preset(settings.dataset).named_by_data or _moved(folder, settings)
+    finished = skip_message(folder, settings, now if doubtful else None)
     if finished is not None:
         say(finished)
     return finished is not None
+
+
+def _moved(folder: RunFolder, settings: Settings) -> bool:
+    """Return whether a run was made with data of another place than the settings name."""
+    with suppress(EfcilError, OSError):
+        return settings.data is not None and folder.read_settings().data != settings.data
+    return False
 
 
 def _all_on_gpu(settings: Sequence[Settings], say: Callable[[str], None]) -> bool:

@@ -35,7 +35,7 @@ from efcil.engine.progress import Progress
 from efcil.engine.trackers import TrackedRun, Tracking
 from efcil.engine.trainer import EpochReport, Position
 from efcil.environment import LAUNCHER, command
-from efcil.errors import EfcilError, SettingsError
+from efcil.errors import DataError, EfcilError, SettingsError
 from efcil.evaluation import probes
 from efcil.evaluation.metrics import step_accuracy
 from efcil.experiment import shared_tasks, state
@@ -67,7 +67,7 @@ def run_one(
     fingerprint: str | None = None,
     log: Sequence[str] = (),
 ) -> Path:
-    """Train or resume one run and return its folder; a finished run is not changed.
+    """Train or resume one run and return its folder; a finished run is not changed, and one on other images refused.
 
     On SIGINT or SIGTERM the current step or piece of images ends, a checkpoint is saved, and `Interrupted` is raised.
     Checkpoints are also saved at the end of every task, every five minutes, and every `checkpoint_steps` steps if that
@@ -77,6 +77,11 @@ def run_one(
     output = Path(output)
     folder = locate(output, settings)
     if (finished := ranks.first_does(lambda: skip_message(folder, settings))) is not None:
+        if folder.read_summary().get("data") not in (None, shared_tasks.data_digest(dataset, fingerprint)):
+            raise DataError(
+                f"The run in {folder.path} was trained on other images than these. Choose another output folder, or "
+                "delete it."
+            )
         if not quiet and ranks.first():
             print(lines(finished))
         return folder.path
@@ -202,9 +207,11 @@ class Run:
         counted = "" if plan.answers is None else f", {domains.counted(plan.answers)}"
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{counted}{at}")
         if plan.settings.input_size is None and plan.backbone.input_size is not None:
+            scratch = "" if plan.backbone.name.startswith("hub:") else "; --weights none trains it from scratch"
             self.progress.say(
                 f"images of {plan.dataset.image_size} pixels are enlarged to {plan.backbone.input_size} for "
-                f"{plan.backbone.name}, which takes longer; --input-size chooses another size"
+                f"{plan.backbone.name}, which is taken to be pre-trained. That takes longer; --input-size chooses "
+                f"another size{scratch}"
             )
         if (outlook := plan.memory_outlook()) is not None:
             self.progress.say(outlook)

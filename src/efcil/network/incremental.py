@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from efcil.network.fast.fused import FusedBackbone
 
 
+#: Bytes of images that a CPU reads at a time: the kernel has to give the memory of larger activations for every layer.
+CPU_PIECE_BYTES = 1 << 20
+CPU_LEAST_PIECE = 6
+
+
+def cpu_piece(size: int) -> int:
+    """Return how many images of `size` pixels a CPU reads at a time: 85 of 32 pixels, six of 224."""
+    return max(CPU_LEAST_PIECE, CPU_PIECE_BYTES // (12 * size * size))
+
+
 class IncrementalNetwork(nn.Module):
     """Backbone plus heads. Logits of all heads, concatenated in task order, are the scores of all seen classes.
 
@@ -98,7 +108,14 @@ class IncrementalNetwork(nn.Module):
         )
 
     def own_features(self, images: Tensor) -> Tensor:
-        """As `features`, all of them computed by this process."""
+        """As `features`, all of them computed by this process; a CPU that only reads does so in small pieces."""
+        if images.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            pieces = images.split(cpu_piece(self.input_size or images.shape[-1]))
+            if len(pieces) > 1 and not any(module.training for module in self.backbone.modules()):
+                return torch.cat([self._computed(piece) for piece in pieces])
+        return self._computed(images)
+
+    def _computed(self, images: Tensor) -> Tensor:
         if self.input_size is not None and images.shape[-1] != self.input_size:
             images = functional.interpolate(images, self.input_size, mode="bilinear", antialias=False)
         if self.fast is not None and self.fast.applies(images):

@@ -29,7 +29,10 @@ def validate(settings: Settings) -> Settings:
         source.check(None if settings.data is None else Path(settings.data).expanduser(), source_options(settings))
     with found.caught():
         if settings.scenario not in SCENARIOS:
-            raise unknown("scenario", settings.scenario, SCENARIOS)
+            raise SettingsError(
+                f"{unknown('scenario', settings.scenario, SCENARIOS)} Any other one is described by --tasks and "
+                "--first-task-classes."
+            )
     with found.caught():
         order = settings.class_order
         if order is not None and order not in NAMED_CLASS_ORDERS and not Path(order).expanduser().is_file():

@@ -30,6 +30,15 @@ Rows = list[dict[str, str]]
 CLASSIFIERS = "classifiers"
 #: The digest of a run's images, which tells whether rows may be compared seed by seed. No reader needs it.
 IMAGES = "images"
+#: What a table can show, and the measure that it is read from.
+METRICS = {
+    "A_step": "accuracy",
+    "A_inc": "accuracy",
+    "task_mean": "tasks",
+    "forgetting": "tasks",
+    "task_aware_A_step": "tasks",
+    "components": "components",
+}
 #: The first epochs of a task also prepare kernels.
 WARM_UP = 1
 
@@ -51,6 +60,10 @@ def _accuracy(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
             "A_step_per_task": " ".join(number(value) for value in steps) if isinstance(steps, list) else "",
         }
     ]
+
+
+def _tasks(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
+    return [{name: number(summary.get(name)) for name in ("task_mean", "forgetting", "task_aware_A_step")}]
 
 
 def _classifiers(run: RunFolder, summary: Mapping[str, Any]) -> Rows:
@@ -134,6 +147,7 @@ MEASURES = {
     measure.name: measure
     for measure in (
         Measure("accuracy", ("A_step", "A_inc", "A_step_per_task"), _accuracy),
+        Measure("tasks", ("task_mean", "forgetting", "task_aware_A_step"), _tasks),
         Measure(CLASSIFIERS, ("classifier", "A_step", "A_inc", "A_step_per_task", "commit"), _classifiers),
         Measure(IMAGES, ("images",), _images),
         Measure("components", ("components", "components_std", "commit"), _components),

@@ -15,7 +15,7 @@ from efcil.report.paper import PaperValue, agrees
 from efcil.resolution import resolve
 from efcil.studies import sheet
 from efcil.studies.estimate import title
-from efcil.studies.measures import IMAGES, Measured, Rows
+from efcil.studies.measures import IMAGES, METRICS, Measured, Rows
 from efcil.studies.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def entries(question: Question, metrics: Sequence[str]) -> list[Entry]:
         values: dict[str, dict[int, float]] = {metric: {} for metric in metrics}
         spreads: dict[int, float] = {}
         for metric in metrics:
-            measure = "components" if metric == "components" else "accuracy"
-            for seed, rows in question.rows(measure, cell).items():
+            for seed, rows in question.rows(METRICS[metric], cell).items():
                 if rows[0][metric]:
                     values[metric][seed] = float(rows[0][metric])
                 if metric == "components" and rows[0]["components_std"]:
@@ -522,7 +521,7 @@ def _noise_figure(name: str, stem: str, series: Sequence[Series]) -> Figure:
 
 
 def _table_measures(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("accuracy", "components") if "components" in options.get("metrics", ()) else ("accuracy",)
+    return tuple(dict.fromkeys(["accuracy", *(METRICS[metric] for metric in options.get("metrics", ()))]))
 
 
 READERS = {

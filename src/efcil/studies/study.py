@@ -16,9 +16,8 @@ from efcil.report.paper import PaperValue, published
 from efcil.resolution import label
 from efcil.settings import Settings, options
 from efcil.settings.training import flat_overrides
+from efcil.studies.measures import METRICS
 
-#: What a table of a study can show.
-METRICS = ("A_step", "A_inc", "components")
 #: Epochs of `--fast`, unless the study has its own.
 FAST_EPOCHS = 5
 _KEYS = (
@@ -237,6 +236,9 @@ def _refuse_strangers(study: Study) -> None:
         _refuse_others("scenario", variant.scenarios, study.scenarios, study.name)
     for reading in study.read:
         _refuse_others("run", reading.options.get("reconstructed"), rows, study.name)
+        for metric in reading.options.get("metrics", ()):
+            if METRICS[metric] == "tasks" and any(variant.classifier for variant in study.runs):
+                raise SettingsError(f"{metric} is recorded for a method's own classifier alone: leave it out.")
     for dataset, scenario, run, metric in study.published:
         _refuse_others("dataset", [dataset], study.datasets, study.name)
         _refuse_others("scenario", [scenario], study.scenarios, study.name)
