@@ -449,3 +449,10 @@ class TestMistakes:
     def test_other_commands(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         _, *lines = self.named(f"learn {tmp_path}/m --data {tmp_path} --epochs x --batch-size y", capsys)
         assert len(lines) == 2
+
+
+def test_a_range_of_seeds_is_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--method", "efc", "--seed", "0-2", "7", "--dry-run"]) == 0
+    assert "seed0,1,2,7" in capsys.readouterr().out
+    assert main(["run", "--seed", "2-0", "--dry-run"]) == 2
+    assert "--seed takes numbers and ranges" in capsys.readouterr().err

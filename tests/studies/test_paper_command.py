@@ -14,7 +14,7 @@ import pytest
 
 from efcil import studies
 from efcil.cli import main
-from efcil.commands.paper import read_seeds
+from efcil.commands.parser import read_seeds
 from efcil.data import sources
 from efcil.errors import GridError, SettingsError
 from efcil.settings import Settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efcil.commands.engines import add_flags, chosen, train
-from efcil.commands.parser import Parser, add_checkpoint_steps, add_jobs_per_gpu, add_log, counted, trackers
+from efcil.commands.parser import Parser, add_checkpoint_steps, add_jobs_per_gpu, add_log, counted, read_seeds, trackers
 from efcil.errors import EfcilError, GridError, Mistakes, SettingsError, unknown
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ grid, and train what they share once.
 The result always shows the whole study on the chosen datasets; --scenario, --method and --seeds choose what is trained.
 """
 ALL = "all"
-_SEEDS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-_MOST_SEEDS = 1000
 
 
 def add_arguments(parser: Parser) -> None:
@@ -325,17 +322,3 @@ def _data(data: str | None, datasets: Sequence[str]) -> str | None:
         )
     # Absolute, so that settings.yaml works from any folder.
     return str(Path(data).expanduser().absolute())
-
-
-def read_seeds(words: Sequence[str]) -> list[int]:
-    """Read seeds: numbers, and ranges such as 0-4."""
-    found: dict[int, None] = {}
-    for word in (part for each in words for part in each.split(",") if part):
-        match = _SEEDS.fullmatch(word)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if last < first or last - first >= _MOST_SEEDS:
-            raise SettingsError(f"--seeds takes numbers and ranges, such as 0-4 or 0 1 2, but it got {word!r}.")
-        found.update(dict.fromkeys(range(first, last + 1)))
-    if not found:
-        raise SettingsError("--seeds names no seed. Give some, such as 0-4, or leave it out.")
-    return list(found)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +16,8 @@ from efcil.settings.options import show
 
 #: What --output names by a hyphen.
 STANDARD_OUTPUT = Path("-")
+_SEEDS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_MOST_SEEDS = 1000
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,7 +68,7 @@ def take_wrong(values: dict[str, Any], found: Mistakes) -> dict[str, Any]:
     """Return the values of flags without those that could not be read, which are added to the mistakes."""
     kept = {}
     for name, value in values.items():
-        several = value if isinstance(value, list) else [value]
+        several = list(_flat(value)) if isinstance(value, list) else [value]
         for each in several:
             if isinstance(each, Wrong):
                 found.add(each.error)
@@ -72,6 +76,12 @@ def take_wrong(values: dict[str, Any], found: Mistakes) -> dict[str, Any]:
         if right or not several:
             kept[name] = right if isinstance(value, list) else value
     return kept
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values one by one, those of ranges too."""
+    for each in values:
+        yield from each if isinstance(each, list) else [each]
 
 
 def refuse_wrong(arguments: argparse.Namespace) -> None:
@@ -96,10 +106,31 @@ def add_option(container: argparse._ActionsContainer, option: Option) -> None:
     if option.nargs is None:
         container.add_argument(option.flags, type=later(option.check), metavar=metavar, **common)
         return
-    convert = pair if option.name == "overrides" else option.check
+    convert: Callable[[str], Any] = pair if option.name == "overrides" else option.check
+    if option.name.endswith("seed"):
+        convert = partial(_seed_or_range, option)
     container.add_argument(
         option.flags, type=later(convert), nargs=option.nargs, action="extend", metavar=metavar, **common
     )
+
+
+def _seed_or_range(option: Option, text: str) -> Any:
+    """Return a seed, or a list of those of a range such as 0-4."""
+    return read_seeds([text], option.flags) if "-" in text[1:] else option.check(text)
+
+
+def read_seeds(words: Sequence[str], flag: str = "--seeds") -> list[int]:
+    """Read seeds: numbers, and ranges such as 0-4."""
+    found: dict[int, None] = {}
+    for word in (part for each in words for part in each.split(",") if part):
+        match = _SEEDS.fullmatch(word)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first or last - first >= _MOST_SEEDS:
+            raise SettingsError(f"{flag} takes numbers and ranges, such as 0-4 or 0 1 2, but it got {word!r}.")
+        found.update(dict.fromkeys(range(first, last + 1)))
+    if not found:
+        raise SettingsError(f"{flag} names no seed. Give some, such as 0-4, or leave it out.")
+    return list(found)
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:

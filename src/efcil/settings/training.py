@@ -16,7 +16,9 @@ class TrainingSettings:
 
     method: str = option("efc", "Method to train; see `efcil methods`.", nargs="+", group="what to run")
     preset: str = option("folder", "Dataset whose recipes are used.", group="training")
-    seed: int = option(0, "Seed of everything random in training.", nargs="+", group="what to run", minimum=0)
+    seed: int = option(
+        0, "Seed of everything random in training; 0-4 is five.", nargs="+", group="what to run", minimum=0
+    )
     image_size: int | None = option(
         None,
         "Side of the images in pixels, if the dataset allows a choice (folder: that of its images, at most 224).",
