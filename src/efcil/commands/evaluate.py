@@ -56,7 +56,7 @@ def add_arguments(parser: Parser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Evaluate the model; print the result, or write it and print its first line."""
     form = _form(arguments)
-    from efcil.model.evaluation import evaluate_folder
+    from efcil.model.evaluation import better_than_expected, evaluate_folder
     from efcil.model.images import ignored_files, ignored_line
     from efcil.model.in_memory import Model
 
@@ -68,6 +68,8 @@ def execute(arguments: argparse.Namespace) -> int:
             model, folder, unknown=arguments.unknown, model_name=str(arguments.model), progress=progress
         )
     _write(found, form, arguments.output)
+    if (remark := better_than_expected(model.card, found)) is not None:
+        print(f"efcil: {remark}", file=sys.stderr)
     for each in found.unreadable:
         print(f"efcil: {printable(each.reason)} Skipped.", file=sys.stderr)
     if others:
