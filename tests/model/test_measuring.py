@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from efcil.engine.progress import Progress
 from efcil.errors import SettingsError
 from efcil.model import Model, ModelError, measuring
 from efcil.model.card import Card, read_card
-from efcil.model.estimate import memory_needed
+from efcil.model.estimate import estimate, memory_needed
 from efcil.model.learning import learn
 from efcil.model.measured import BEFORE, FOLDS, HELD_OUT
 from efcil.network.memo import FeatureMemo, remembered_features
@@ -390,6 +391,17 @@ def test_memory_is_stated_where_it_is_much_or_more_than_is_free(frozen: Model, m
 
 
 # -- features that are computed once ---------------------------------------------------------------------------------
+
+
+def test_estimating_the_time_copies_a_few_images_alone(frozen: Model) -> None:
+    pixels = np.zeros((20_000, 8, 8, 3), np.uint8)
+    estimate(frozen, pixels[:1], 1)
+    tracemalloc.start()
+    try:
+        estimate(frozen, pixels, len(pixels))
+        assert tracemalloc.get_traced_memory()[1] < pixels.nbytes / 4
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_memo_computes_features_once_and_only_of_unchanged_weights(frozen: Model) -> None:
