@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import Parser, add_option, file_or_screen
+from efcil.commands.parser import Parser, add_option, file_or_screen, let_threads_sleep
 from efcil.commands.predict import DEFAULT_SHARE, counter
 from efcil.errors import SettingsError, printable, shortened, unknown
 from efcil.settings import TrainingSettings, options
@@ -55,6 +55,7 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Evaluate the model; print the result, or write it and print its first line."""
+    let_threads_sleep()
     form = _form(arguments)
     from efcil.model.evaluation import better_than_expected, evaluate_folder
     from efcil.model.images import ignored_files, ignored_line
