@@ -153,6 +153,8 @@ class Walk:
         run = {"python": self._python, "efcil": self._efcil, "curl": self._curl}[step.kind]
         if step.command.startswith("efcil serve "):
             run = self._serve
+        if step.command.startswith("python "):
+            run = self._program
         seen = run(step).replace(f"{Path.cwd()}/", "").splitlines()
         shown = [line for line in step.shown if line != CTRL_C]
         # A slow machine says more often what it is doing.
@@ -174,6 +176,10 @@ class Walk:
         exec(compile(step.text, str(PAGE), "exec"), {})
         self.printed["python"] = printed = self.capture.readouterr().out
         return printed
+
+    def _program(self, step: Step) -> str:
+        words = [sys.executable, *shlex.split(step.command)[1:]]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
     def _efcil(self, step: Step) -> str:
         with stopped_after(step.epoch):

@@ -30,7 +30,8 @@ def images(folders: Path, place: Path, count: int) -> None:
 def test_images_directly_in_the_folder(folders: Path, tmp_path: Path) -> None:
     images(folders, tmp_path, 4)
     with pytest.raises(
-        InputError, match=r"4 images are directly in .*, and it has no sub-folder with images\. Put the"
+        InputError,
+        match=rf"4 images are directly in .*, and it has no sub-folder .* give a folder that has {tmp_path.name}",
     ):
         class_folders(tmp_path)
     images(folders, tmp_path / "cat", 3)
@@ -76,6 +77,8 @@ def test_one_image_and_one_class(folders: Path, tmp_path: Path, capsys: Any) -> 
     ]
     assert "a, b have only one image each" in next(advice(["a", "b"], first=False))
     assert list(advice(["a", "a"], first=False)) == []
+    (line,) = advice(["Unknown", "Unknown"], first=False)
+    assert line.startswith("unknown becomes a class like any other")
     (line,) = advice(["a", "a"], first=True)
     assert line.startswith("a is the only class so far: until the model learns a second one, it answers every image")
     model, data = tmp_path / "model", tmp_path / "data"

@@ -324,3 +324,15 @@ def test_class_names_with_escapes_are_shown_without_them(folders: Path, tmp_path
     rows = list(csv.DictReader(io.StringIO(found, newline="")))
     assert len(rows) == 48
     assert {row["class"] for row in rows} <= {escapes, f"'=1+1{escapes}"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["learn m --data m", "predict m m", "evaluate m --data m", "audit m --data m", "serve m --host 0.0.0.0"],
+)
+def test_threads_sleep_while_they_wait(arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # what it was comes back afterwards
+    del os.environ["OMP_WAIT_POLICY"]
+    assert main(arguments.split()) == 2
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
 from efcil.evaluation.classification import Confusion
 from efcil.model import Model
-from efcil.model.evaluation import Evaluation, evaluate, evaluate_folder
+from efcil.model.evaluation import Evaluation, better_than_expected, evaluate, evaluate_folder
 from efcil.model.images import InputError, Pictures
 from efcil.model.in_memory import probabilities
 from efcil.report.evaluation import render
@@ -163,6 +164,30 @@ def test_answers_by_hand(guessing: Guessing) -> None:
     assert found.top == (), "three classes have no more than three first answers"
     assert found.rejection is None
     json.dumps(found.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("measured", "right", "correct", "said"),
+    [(40, 20, 40, True), (40, 20, 25, False), (40, 38, 40, False), (0, 0, 40, False)],
+)
+def test_images_that_may_have_been_learned_from_are_told(
+    guessing: Guessing, measured: int, right: int, correct: int, said: bool
+) -> None:
+    first, *others = guessing.card.classes
+    card = replace(guessing.card, classes=(replace(first, measured=measured, right=right), *others))
+    found = evaluate(guessing, asked(*[(int(place >= correct), 0.9, 0.5) for place in range(40)]), [0] * 40)
+    assert found.correct == correct
+    remark = better_than_expected(card, found)
+    assert (remark is not None) is said
+    assert remark is None or "(50%). If the model has learned from these images" in remark
+
+
+def test_the_command_warns_of_images_that_may_have_been_learned_from(
+    named: Path, pictures: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("efcil.model.evaluation.better_than_expected", lambda card, found: f"{found.images} images!")
+    assert main(["evaluate", str(named), "--data", str(pictures), "--format", "csv"]) == 0
+    assert capsys.readouterr().err == "efcil: 72 images!\n"
 
 
 def test_names_and_pictures_may_be_given(guessing: Guessing) -> None:

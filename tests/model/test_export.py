@@ -2,20 +2,25 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from efcil import methods
 from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
+from efcil.data.decode import Encoded, decode_image
 from efcil.errors import SettingsError
-from efcil.model import Model, ModelError
+from efcil.model import Model, ModelError, standalone
 from efcil.model import export as exporting
 from efcil.model.export import export
+from efcil.model.images import model_fit
 from efcil.model.in_memory import probabilities
 from efcil.settings import options
 
@@ -29,16 +34,22 @@ def test_onnx_agrees(trained: Path, tmp_path: Path, images: np.ndarray, capsys: 
     onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
     runtime = pytest.importorskip("onnxruntime", reason="needs the onnx extra")
     pytest.importorskip("onnxscript", reason="needs the onnx extra")
-    file = tmp_path / "digits.onnx"
-    assert main(["export", str(trained), "--to", "onnx", "--output", str(file)]) == 0
+    file, script = tmp_path / "digits.onnx", tmp_path / "ask.py"
+    assert main(["export", str(trained), "--to", "onnx", "--output", str(file), "--script", str(script)]) == 0
     assert "3 classes, at most" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["digits.onnx"], "one file, and nothing beside it"
+    assert {path.name for path in tmp_path.iterdir()} == {"digits.onnx", "ask.py"}, "nothing beside these"
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     model = Model.load(trained, "cpu")
     for batch in (images, images[:1]):
         scores, chances = session.run(["scores", "probabilities"], {"images": batch})
         np.testing.assert_allclose(scores, model.scores(batch), atol=1e-4)
         np.testing.assert_allclose(chances, model.probabilities(batch), atol=1e-4)
+    Image.fromarray(images[0]).save(tmp_path / "image.png")
+    asked = [sys.executable, "-I", str(script), str(file), str(tmp_path / "image.png")]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    answer, chance = said.removeprefix(f"{tmp_path / 'image.png'}  ").split()
+    assert int(answer) == model.scores(images[:1]).argmax()
+    assert float(chance) == pytest.approx(model.probabilities(images[:1]).max(), abs=1e-3)
     loaded = onnx.load(str(file))
     facts = json.loads({entry.key: entry.value for entry in loaded.metadata_props}["efcil"])
     assert facts["classes"] == [0, 1, 2]
@@ -47,6 +58,30 @@ def test_onnx_agrees(trained: Path, tmp_path: Path, images: np.ndarray, capsys: 
     numbers = sum(int(np.prod(tensor.dims)) for tensor in loaded.graph.initializer)
     network = sum(value.numel() for name, value in model.tensors().items() if name.startswith("network."))
     assert numbers <= network + 64, "class statistics, which scores do not need, are left out"
+
+
+def test_the_script_reads_images_as_efcil_does(tmp_path: Path) -> None:
+    draw, files = np.random.default_rng(0), []
+    coarse = Image.fromarray(draw.integers(0, 256, (12, 9, 4), np.uint8), "RGBA")
+    for size in ((9, 12), (131, 203), (333, 257)):
+        photograph = coarse.resize(size, Image.Resampling.BICUBIC)
+        for mode, kind in (("RGB", "jpg"), ("L", "jpg"), ("CMYK", "jpg"), ("RGBA", "png"), ("LA", "png"), ("P", "gif")):
+            for orientation in range(1, 9) if mode in ("RGB", "RGBA") else [1]:
+                exif = Image.Exif()
+                exif[0x0112] = orientation
+                files.append(tmp_path / f"{size[0]}-{mode}-{orientation}.{kind}")
+                photograph.convert(mode).save(files[-1], exif=exif)
+        files.append(tmp_path / f"{size[0]}.tif")
+        Image.fromarray(np.asarray(photograph.convert("L")).astype(np.uint16) * 257).save(files[-1])
+    for file in files:
+        expected = decode_image(Encoded(file, file.name), model_fit(16))
+        np.testing.assert_array_equal(standalone.read(str(file), 16), expected, file.name)
+
+
+def test_the_script_is_for_onnx(trained: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(["export", str(trained), "--to", "torch", "--script", str(tmp_path / "ask.py")]) == 2
+    assert "for ONNX models" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_hyphen_writes_to_standard_output(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from efcil.cli import main
 from efcil.core import calibration
 from efcil.core.typicality import Spread
 from efcil.data import tiers
+from efcil.engine.progress import Progress
 from efcil.errors import SettingsError
 from efcil.model import Model, ModelError, measuring
 from efcil.model.card import Card, read_card
-from efcil.model.estimate import memory_needed
+from efcil.model.estimate import estimate, memory_needed
 from efcil.model.learning import learn
 from efcil.model.measured import BEFORE, FOLDS, HELD_OUT
 from efcil.network.memo import FeatureMemo, remembered_features
@@ -127,6 +129,34 @@ def test_images_are_left_out_of_what_measures_them(frozen: Model, monkeypatch: p
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
     learn(model, images, ["a"] * 10 + ["b"] * 10)
     assert seen == [(16, 7)] * 5
+
+
+class Heard(Progress):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__(1, quiet=True)
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_a_class_that_is_taken_for_another_is_named(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (zeros, _), (ones, _) = taught(digits, "lda", (0, 1)), digits.train(0), digits.train(1)
+    with Heard() as progress:
+        learn(model, coloured(zeros[:8]), [1] * 8, more=True, progress=progress)
+        learn(model, coloured(ones[8:]), [1] * 16, more=True, progress=progress)
+        monkeypatch.setattr(measuring, "_answers", lambda model, method, pixels: (np.eye(3)[[0] * len(pixels)], None))
+        learn(model, coloured(ones[:8]), ["one"] * 8, progress=progress)
+    begins = [line.partition(" by a model")[0] for line in progress.said]
+    assert begins == ["8 of 8 images of 1 were taken for 0", "8 of 8 images of one were taken for 0"]
+
+
+def test_few_images_and_a_half_are_not_enough_to_name_another_class() -> None:
+    with Heard() as progress:
+        measuring.say_taken_for(progress, "abc", np.array([0, 0, 1, 1, 1, 1, 1, 1]), np.array([1, 1, 0, 0, 0, 1, 1, 2]))
+    assert progress.said == []
 
 
 def test_more_images_are_measured_before_they_are_learned(digits: Any) -> None:
@@ -361,6 +391,17 @@ def test_memory_is_stated_where_it_is_much_or_more_than_is_free(frozen: Model, m
 
 
 # -- features that are computed once ---------------------------------------------------------------------------------
+
+
+def test_estimating_the_time_copies_a_few_images_alone(frozen: Model) -> None:
+    pixels = np.zeros((20_000, 8, 8, 3), np.uint8)
+    estimate(frozen, pixels[:1], 1)
+    tracemalloc.start()
+    try:
+        estimate(frozen, pixels, len(pixels))
+        assert tracemalloc.get_traced_memory()[1] < pixels.nbytes / 4
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_memo_computes_features_once_and_only_of_unchanged_weights(frozen: Model) -> None:

@@ -43,9 +43,14 @@ def same(network: EfficientNetLite, images: Tensor) -> bool:
         return torch.allclose(network(images), layers(network, images), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("side", [32, 33])
-def test_the_same_features(network: EfficientNetLite, side: int) -> None:
-    images = torch.randn(3, 3, side, side)
+@pytest.mark.parametrize("mkldnn", [True, False])
+@pytest.mark.parametrize("sides", [(32, 32), (33, 33), (32, 33), (34, 30)])
+def test_the_same_features(
+    network: EfficientNetLite, sides: tuple[int, int], mkldnn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not mkldnn:
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    images = torch.randn(3, 3, *sides)
     given = images.clone()
     assert same(network, images)
     assert torch.equal(images, given), "the input is not changed in place"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from efcil import output
-from efcil.commands.parser import Parser, add_format, counted
+from efcil.commands.parser import Parser, add_format, counted, let_threads_sleep
 from efcil.errors import printable, some
 
 FORMATS = ("text", "json")
@@ -38,6 +38,7 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Audit the model and print what was found."""
+    let_threads_sleep()
     from efcil.model.audit import audit
 
     held_out = None if arguments.held_out is None else arguments.held_out.expanduser()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import Parser, add_option, file_or_screen
+from efcil.commands.parser import Parser, add_option, file_or_screen, let_threads_sleep
 from efcil.commands.predict import DEFAULT_SHARE, counter
 from efcil.errors import SettingsError, printable, shortened, unknown
 from efcil.settings import TrainingSettings, options
@@ -55,8 +55,9 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Evaluate the model; print the result, or write it and print its first line."""
+    let_threads_sleep()
     form = _form(arguments)
-    from efcil.model.evaluation import evaluate_folder
+    from efcil.model.evaluation import better_than_expected, evaluate_folder
     from efcil.model.images import ignored_files, ignored_line
     from efcil.model.in_memory import Model
 
@@ -68,6 +69,8 @@ def execute(arguments: argparse.Namespace) -> int:
             model, folder, unknown=arguments.unknown, model_name=str(arguments.model), progress=progress
         )
     _write(found, form, arguments.output)
+    if (remark := better_than_expected(model.card, found)) is not None:
+        print(f"efcil: {remark}", file=sys.stderr)
     for each in found.unreadable:
         print(f"efcil: {printable(each.reason)} Skipped.", file=sys.stderr)
     if others:

@@ -30,15 +30,23 @@ def add_arguments(parser: Parser) -> None:
         metavar="FILE",
         help="file to write (default: MODEL.onnx or MODEL.pt2); - writes to the standard output",
     )
+    parser.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="also write a Python program that reads images as efcil does and asks the ONNX model, without efcil",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the file."""
-    from efcil.model.export import SUFFIXES, export, exported
+    from efcil.model.export import SUFFIXES, export, exported, write_script
     from efcil.model.in_memory import Model
 
     if arguments.to not in SUFFIXES:
         raise unknown("kind of export", arguments.to, SUFFIXES)
+    if arguments.script is not None and arguments.to != "onnx":
+        raise SettingsError("--script writes a program for ONNX models. Add --to onnx, or leave --script out.")
     streamed = arguments.output == STANDARD_OUTPUT
     if streamed and sys.stdout.isatty():
         raise SettingsError(
@@ -50,11 +58,13 @@ def execute(arguments: argparse.Namespace) -> int:
         content, difference = exported(model, arguments.to)
         sys.stdout.buffer.write(content)
         print(_said("standard output", model, difference), file=sys.stderr)
-        return 0
-    file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
-    refuse_own(folder, file)
-    difference = export(model, arguments.to, file)
-    print(_said(printable(file), model, difference))
+    else:
+        file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
+        refuse_own(folder, file)
+        difference = export(model, arguments.to, file)
+        print(_said(printable(file), model, difference))
+    if arguments.script is not None:
+        write_script(arguments.script.expanduser())
     return 0
 
 

@@ -9,7 +9,15 @@ from collections.abc import Hashable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import Parser, add_checkpoint_steps, add_log, add_option, counted, trackers
+from efcil.commands.parser import (
+    Parser,
+    add_checkpoint_steps,
+    add_log,
+    add_option,
+    counted,
+    let_threads_sleep,
+    trackers,
+)
 from efcil.errors import printable, some
 from efcil.settings import TrainingSettings, options
 
@@ -65,6 +73,7 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Learn the folder, and save the model."""
+    let_threads_sleep()
     from efcil.data.decode import BrokenImages
     from efcil.model.folder import described
     from efcil.model.images import gather_labelled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -245,3 +246,11 @@ def _metavar(option: Option) -> str:
     if option.name == "overrides":
         return "NAME=VALUE"
     return "N" if "number" in option.expected else option.name.upper()
+
+
+def let_threads_sleep() -> None:
+    """Let torch's threads sleep while they wait for work; they read this when torch is loaded, so call it before.
+
+    Threads that spin take the cores of those that decode images, and of other programs.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import gc
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import Parser, add_format, add_option, positive
+from efcil.commands.parser import Parser, add_format, add_option, let_threads_sleep, positive
 from efcil.errors import SettingsError, printable, shortened
 from efcil.output import csv_line, lines, to_json
 from efcil.settings import TrainingSettings, options
@@ -65,8 +64,7 @@ def _share(text: str) -> float:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Predict the images and print a line for each."""
-    # Read when torch is loaded. Threads that spin while they wait for work would take the cores of those that decode.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    let_threads_sleep()
     collecting = gc.isenabled()
     gc.disable()  # torch makes so many objects that looking for garbage among them takes a fifth of a second
     try:

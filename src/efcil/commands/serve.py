@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import Parser, add_checkpoint_steps, add_option, positive
+from efcil.commands.parser import Parser, add_checkpoint_steps, add_option, let_threads_sleep, positive
 from efcil.errors import SettingsError
 from efcil.settings import TrainingSettings, options
 
@@ -69,6 +69,7 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until asked to stop."""
+    let_threads_sleep()
     from efcil.serve.options import Limits, ServeOptions
 
     chosen = ServeOptions(

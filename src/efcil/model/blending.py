@@ -13,10 +13,11 @@ from efcil.activity import next_piece
 from efcil.core import gaussians
 from efcil.core.heads import fit_to_gaussians
 from efcil.engine import checkpoint
+from efcil.engine.progress import Progress
 from efcil.methods.base import Method
 from efcil.model.card import ModelError, Visit, made_with, now
 from efcil.model.in_memory import Model
-from efcil.model.measuring import measure_before
+from efcil.model.measuring import measure_before, say_taken_for
 
 
 def refuse_blending(model: Model) -> None:
@@ -38,18 +39,22 @@ def learn_more(
     labels: Sequence[Hashable],
     repeats: np.ndarray | None = None,
     measure: bool = True,
+    progress: Progress | None = None,
 ) -> None:
     """Blend the new images into their classes' Gaussians, then fit heads, if they decide, to those of all classes.
 
     The backbone does not change: nothing drifts, so no other class can be forgotten through it. What `next_piece`
     raises, between batches and epochs, leaves the model unchanged. With `measure`, the images are classified before
-    they are learned from.
+    they are learned from, and `progress` says what to know about the answers.
     """
     card, method = model.card, model.twin()
     continues, way = checkpoint.digest(model.tensors()), made_with(model.execution, deterministic=False)
     place = {label: number for number, label in enumerate(card.labels)}
     numbers = np.array([place[label] for label in labels], np.int64)
-    measured = measure_before(model, pixels, numbers) if measure else None
+    measured = None
+    if measure:
+        measured, answers = measure_before(model, pixels, numbers)
+        say_taken_for(progress, card.labels, numbers, answers)
     data = model.task_images(pixels, numbers, f"more{len(card.visits)}", repeats=repeats)
     features, where = gaussians.collect(method.embed, method.measured_views(data))
     method.memory.blend(features, where, [each.images for each in card.classes])

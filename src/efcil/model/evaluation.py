@@ -30,7 +30,7 @@ from efcil.evaluation.result import (
     UnknownClass,
     Unreadable,
 )
-from efcil.model.card import LearnedClass, ModelError, encode_label
+from efcil.model.card import Card, LearnedClass, ModelError, encode_label
 from efcil.model.images import (
     InputError,
     Pictures,
@@ -44,7 +44,7 @@ from efcil.model.images import (
 from efcil.model.in_memory import Model
 from efcil.network.memo import remembered_features
 
-__all__ = ["Evaluation", "evaluate", "evaluate_folder"]
+__all__ = ["Evaluation", "better_than_expected", "evaluate", "evaluate_folder"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +122,21 @@ def evaluate(
         raise InputError(f"None of the {len(broken)} images could be read. The first: {broken[0].reason}")
     found = _result(model, labels, answers, name, unknown)
     return replace(found, model=model_name, data=data, unreadable=broken)
+
+
+def better_than_expected(card: Card, found: Evaluation) -> str | None:
+    """Return a sentence if the images are answered far better than held-out ones were: they may be learned ones."""
+    both = [pair for pair in zip(card.classes, found.classes, strict=True) if pair[0].measured and pair[1].images]
+    tried, images = sum(seen.measured for seen, _ in both), sum(now.images for _, now in both)
+    expected = sum(now.images * seen.right / seen.measured for seen, now in both) / max(images, 1)
+    before = classification.wilson(round(expected * tried), tried)
+    now = classification.wilson(sum(now.correct for _, now in both), images)
+    if before is None or now is None or now[0] <= before[1]:
+        return None
+    return (
+        f"That is far better than held-out images were when these classes were learned ({100 * expected:.0f}%). If the "
+        "model has learned from these images, all numbers here are too good: evaluate with others."
+    )
 
 
 # -- the model's answers ---------------------------------------------------------------------------------------------

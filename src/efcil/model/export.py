@@ -25,6 +25,7 @@ import efcil
 from efcil.engine.evaluate import scorer
 from efcil.errors import SettingsError
 from efcil.files import write_atomically
+from efcil.model import standalone
 from efcil.model.card import ModelError, encode_label
 from efcil.model.in_memory import Model, probabilities
 
@@ -68,6 +69,14 @@ def export(model: Model, kind: str, file: Path) -> float:
     except OSError as error:
         raise ModelError(f"{file} cannot be written ({error.strerror or error}). Choose another --output.") from None
     return difference
+
+
+def write_script(file: Path) -> None:
+    """Write a program that uses an ONNX model without efcil: `standalone.py`, as it is."""
+    try:
+        write_atomically(file, Path(standalone.__file__).read_bytes())
+    except OSError as error:
+        raise ModelError(f"{file} cannot be written ({error.strerror or error}). Choose another --script.") from None
 
 
 def exported(model: Model, kind: str) -> tuple[bytes, float]:

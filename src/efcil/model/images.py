@@ -220,7 +220,7 @@ def _advice(suffix: str) -> str:
 
 
 def advice(labels: Sequence[Hashable], first: bool) -> Iterator[str]:
-    """Yield what to know before new classes are learned from so few images, or, as the `first` task, from one class."""
+    """Yield what to know before new classes are learned: from few images, by this name, or one as the `first` task."""
     counts = Counter(labels)
     single = [str(label) for label, count in counts.items() if count == 1]
     if single:
@@ -228,6 +228,12 @@ def advice(labels: Sequence[Hashable], first: bool) -> Iterator[str]:
         yield (
             f"{some(single)} {has}, from which its spread, how much images of a class differ, cannot be known. Give at "
             f"least {FEWEST_IMAGES} images of each class"
+        )
+    if any(plain_name(label) == "unknown" for label in counts):
+        yield (
+            "unknown becomes a class like any other, for images that look like these. Images that look like no class "
+            "are found without it, by `predict --unknown`, and are called unknown too: give the class another name to "
+            "tell them apart"
         )
     if first and len(counts) == 1:
         (name,) = counts

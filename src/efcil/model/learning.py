@@ -39,7 +39,7 @@ from efcil.model.card import (
 from efcil.model.folder import PARTIAL, STEM
 from efcil.model.images import InputError, plain_name, sorted_classes
 from efcil.model.in_memory import Model
-from efcil.model.measuring import Measuring, plan, refuse_share, trains_network
+from efcil.model.measuring import Measuring, plan, refuse_share, say_taken_for, trains_network
 from efcil.model.visit_log import VisitLog
 from efcil.settings import TrainingSettings
 
@@ -87,7 +87,8 @@ def learn(
             begun_from = model.card.continues
             try:
                 with doing("blending the images in"):
-                    learn_more(model, *_chosen(~fresh, pixels, labels, repeats), measure=held_out != 0.0)
+                    known = _chosen(~fresh, pixels, labels, repeats)
+                    learn_more(model, *known, held_out != 0.0, progress)
             except BaseException:
                 model.card = card
                 model.adopt(method)
@@ -267,6 +268,7 @@ def _learn_task(
     del data, beginner
     with nullcontext() if journal is None else journal.ending():
         outcome = measuring.outcome(pixels, numbers, learner)
+    say_taken_for(progress, [*card.labels, *new], outcome.true, outcome.answers)
     date = now()
     counts = np.bincount(numbers[chosen.learned] - first_class, minlength=len(new))
     learned = tuple(

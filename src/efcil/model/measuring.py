@@ -19,6 +19,7 @@ from efcil.activity import doing
 from efcil.core import calibration, typicality
 from efcil.engine.evaluate import scorer
 from efcil.engine.lifecycle import Blueprint, end
+from efcil.engine.progress import Progress
 from efcil.errors import SettingsError, some
 from efcil.methods.base import Method, Task
 from efcil.model.card import Card, Visit
@@ -29,6 +30,8 @@ from efcil.network.memo import FeatureMemo, forget_features, remembered_features
 #: Share of a class's images that is held out, the fewest images of a class that some are held out of, and the number
 #: of parts that images are cut into where every image is left out once.
 SHARE, SMALLEST_CLASS, PARTS = 0.1, 5, 5
+#: So many images of a class must be taken for one other class before that is said.
+FEWEST_ALIKE = 3
 #: Accuracies of classes are shown one by one if they differ by at least this much.
 DIFFER_MUCH = 0.2
 
@@ -47,11 +50,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A measurement, and for each class of the visit how many images were measured and how many were right."""
+    """A measurement, and for each class of the visit how many images were measured and how many were right.
+
+    `true` and `answers` are the classes of the measured images, and those that they were taken for.
+    """
 
     measured: Measured | None
     images: np.ndarray
     right: np.ndarray
+    true: np.ndarray
+    answers: np.ndarray
 
 
 def trains_network(card: Card, index: int) -> bool:
@@ -126,7 +134,7 @@ class Measuring:
         """Measure, after `learner` has learned the task; `numbers` (N) are the classes of the images."""
         nothing = np.zeros(self.task.classes, np.int64)
         if self.chosen.way is None:
-            return Outcome(None, nothing, nothing)
+            return Outcome(None, nothing, nothing, nothing[:0], nothing[:0])
         answers = []
         with doing("measuring", len(self.chosen.parts)) as work:
             for part in self.chosen.parts:
@@ -136,10 +144,10 @@ class Measuring:
         scores = np.concatenate([each for each, _ in answers])
         close = [each for _, each in answers if each is not None]
         measured = _summarised(self.model, self.chosen.way, scores, true, np.concatenate(close) if close else None)
-        new, hits = true - self.task.first_class, scores.argmax(axis=1) == true
-        images, right = (np.bincount(rows, minlength=self.task.classes) for rows in (new, new[hits]))
+        new, given = true - self.task.first_class, scores.argmax(axis=1)
+        images, right = (np.bincount(rows, minlength=self.task.classes) for rows in (new, new[given == true]))
         forget_features(learner.network)
-        return Outcome(measured, images, right)
+        return Outcome(measured, images, right, true, given)
 
     def _answers(
         self, part: np.ndarray, pixels: np.ndarray, numbers: np.ndarray, learner: Method
@@ -158,10 +166,10 @@ class Measuring:
         return _answers(self.model, method, pixels[part])
 
 
-def measure_before(model: Model, pixels: np.ndarray, numbers: np.ndarray) -> Measured:
-    """Measure images of known classes with the model as it is, before it learns from them."""
+def measure_before(model: Model, pixels: np.ndarray, numbers: np.ndarray) -> tuple[Measured, np.ndarray]:
+    """Measure images of known classes with the model as it is, before it learns from them; return the answers too."""
     scores, close = _answers(model, model.ready, pixels)
-    return _summarised(model, BEFORE, scores, numbers, close)
+    return _summarised(model, BEFORE, scores, numbers, close), scores.argmax(axis=1)
 
 
 def _summarised(model: Model, way: str, scores: np.ndarray, numbers: np.ndarray, close: np.ndarray | None) -> Measured:
@@ -190,6 +198,21 @@ def _answers(model: Model, method: Method, pixels: np.ndarray) -> tuple[np.ndarr
 
 
 # -- in words --------------------------------------------------------------------------------------------------------
+
+
+def say_taken_for(progress: Progress | None, names: Sequence[Hashable], true: np.ndarray, answers: np.ndarray) -> None:
+    """Say which classes had most of their measured images taken for one other class."""
+    if progress is None:
+        return
+    for number in np.unique(true):
+        given, name = answers[true == number], names[int(number)]
+        answer, images = int(np.bincount(given).argmax()), int(np.bincount(given).max())
+        if answer != number and images >= FEWEST_ALIKE and 2 * images > len(given):
+            progress.say(
+                f"{images} of {len(given)} images of {name} were taken for {names[answer]} by a model that had not "
+                f"learned from them. Are they in the right folder? If {name} and {names[answer]} are the same thing, "
+                "`efcil merge` makes them one class"
+            )
 
 
 def in_words(card: Card, visit: Visit) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from efcil.network.folded import Folded, applies
+from efcil.network.folded import Border, Folded, applies
 from efcil.network.resnet import BatchNorm
 
 _STEM, _HEAD = 32, 1280
@@ -38,14 +38,15 @@ class SamePadding(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Pad, then convolve."""
-        return super().forward(self.padded(input))
+        border = self.border(input)
+        if border is None:
+            return super().forward(input)
+        (top, bottom), (left, right) = border
+        return super().forward(functional.pad(input, [left, right, top, bottom]))
 
-    def padded(self, input: Tensor) -> Tensor:
-        """Return the input of the convolution itself: with a stride, the border is added first."""
-        if self.stride[0] == 1:
-            return input
-        (top, bottom), (left, right) = (self._missing(side) for side in input.shape[2:])
-        return functional.pad(input, [left, right, top, bottom])
+    def border(self, input: Tensor) -> Border | None:
+        """Return what a convolution with a stride needs around its input."""
+        return None if self.stride[0] == 1 else (self._missing(input.shape[2]), self._missing(input.shape[3]))
 
     def _missing(self, side: int) -> tuple[int, int]:
         stride, kernel = self.stride[0], self.kernel_size[0]
@@ -81,7 +82,7 @@ class InvertedBlock(nn.Module):
         hidden = x
         if self.expand_conv is not None and self.expand_norm is not None:
             hidden = folded.limited(self.expand_conv, self.expand_norm, hidden)
-        hidden = folded.limited(self.depth_conv, self.depth_norm, self.depth_conv.padded(hidden))
+        hidden = folded.limited(self.depth_conv, self.depth_norm, hidden, self.depth_conv.border(hidden))
         hidden = folded(self.project_conv, self.project_norm, hidden)
         return hidden.add_(x) if self.adds else hidden
 
@@ -123,7 +124,7 @@ class EfficientNetLite(nn.Module):
 
     def _read(self, images: Tensor) -> Tensor:
         folded = self._folded
-        x = folded.limited(self.stem_conv, self.stem_norm, self.stem_conv.padded(images))
+        x = folded.limited(self.stem_conv, self.stem_norm, images, self.stem_conv.border(images))
         for block in self.blocks:
             x = block.read(x, folded)  # type: ignore[operator]
         return folded.limited(self.head_conv, self.head_norm, x).mean(dim=(2, 3))

@@ -109,9 +109,11 @@ def wrong_level(root: Path, per_class: Mapping[Path, Sequence[Path]]) -> str | N
     example = f"{root / 'cat' / '1.jpg'}, {root / 'dog' / '2.jpg'}"
     if beside > inside:
         found = f"{inside} are in sub-folders" if inside else "it has no sub-folder with images"
+        name = root.absolute().name
+        one = "" if inside else f" If {name} is itself a class, give a folder that has {name} in it."
         return (
             f"{beside} images are directly in {root}, and {found}. Put the images of each class into a sub-folder that "
-            f"has the name of the class: {example}."
+            f"has the name of the class: {example}.{one}"
         )
     groups = {folder: _only_folders(folder, images) for folder, images in per_class.items()}
     deep = [folder for folder, names in groups.items() if len(names) > 1]
