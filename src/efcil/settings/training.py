@@ -17,7 +17,11 @@ class TrainingSettings:
     method: str = option("efc", "Method to train; see `efcil methods`.", nargs="+", group="what to run")
     preset: str = option("folder", "Dataset whose recipes are used.", group="training")
     seed: int = option(
-        0, "Seed of everything random in training; 0-4 is five.", nargs="+", group="what to run", minimum=0
+        0,
+        "Seed of everything random in training; for `efcil run`, 0-4 is five.",
+        nargs="+",
+        group="what to run",
+        minimum=0,
     )
     image_size: int | None = option(
         None,
