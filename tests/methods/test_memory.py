@@ -238,7 +238,7 @@ def test_traits_of_the_methods() -> None:
     assert not efc.traits(replace(efc.Settings(), covariance="low-rank")).learns_more
 
 
-@pytest.mark.parametrize("name", ["keeps", "trains_normalisation", "rotates_later", "purposes"])
+@pytest.mark.parametrize("name", ["keeps", "trains_normalisation", "purposes"])
 def test_attributes_that_are_no_longer_read_are_refused(name: str) -> None:
     from efcil.errors import SettingsError
 

@@ -28,7 +28,6 @@ _REPLACED = {
     "keeps": "`remembers` returns a ClassMemory, or override `traits`, its field `keeps`",
     "gradient_limit": "it is `gradient_clip` of a recipe; override `recipe`",
     "trains_normalisation": "it is `normalisation` of a recipe; have a setting `train_normalisation`",
-    "rotates_later": "it is called `extra_terms`",
     "purposes": "give the purpose to `keep`, which registers a buffer or a module",
 }
 
