@@ -147,7 +147,7 @@ def test_a_class_that_is_taken_for_another_is_named(digits: Any, monkeypatch: py
     with Heard() as progress:
         learn(model, coloured(zeros[:8]), [1] * 8, more=True, progress=progress)
         learn(model, coloured(ones[8:]), [1] * 16, more=True, progress=progress)
-        monkeypatch.setattr(measuring, "_answers", lambda model, method, pixels: (np.eye(3)[[0] * len(pixels)], None))
+        monkeypatch.setattr(measuring, "_answers", lambda model, method, _, rows: (np.eye(3)[[0] * len(rows)], None))
         learn(model, coloured(ones[:8]), ["one"] * 8, progress=progress)
     begins = [line.partition(" by a model")[0] for line in progress.said]
     assert begins == ["8 of 8 images of 1 were taken for 0", "8 of 8 images of one were taken for 0"]
@@ -420,6 +420,18 @@ def test_a_memo_computes_features_once_and_only_of_unchanged_weights(frozen: Mod
         next(iter(network.backbone.parameters())).mul_(1.5)
         assert not torch.allclose(network.features(images), plain)
     assert calls == [4, 2, 6]
+
+
+def test_a_memo_keeps_images_apart_whose_batch_has_a_copy(frozen: Model) -> None:
+    network = frozen.twin().network
+    images = torch.randn(9, 3, 8, 8)
+    images[2] = images[0]
+    with torch.no_grad():
+        plain = network.features(images)
+        FeatureMemo().attach(network)
+        for start in (0, 3, 6):
+            network.features(images[start : start + 3])
+        torch.testing.assert_close(network.features(images), plain)
 
 
 def test_a_memo_leaves_nothing_behind(frozen: Model) -> None:

@@ -22,14 +22,18 @@ class FeatureMemo:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, Tensor] = {}
+        self._places: dict[int, int] = {}
+        self._rows = 0
+        # One tensor that grows: many small ones between the activations would leave holes in memory.
+        self._features: Tensor | None = None
 
     def attach(self, network: IncrementalNetwork) -> None:
         """Let the network look up its features here first."""
-        compute, weights = network.features, _versions(network)
+        compute, weights = network.features, [*network.backbone.parameters(), *network.backbone.buffers()]
+        versions = [version(each) for each in weights]
 
         def features(images: Tensor) -> Tensor:
-            if torch.is_grad_enabled() or _versions(network) != weights:
+            if torch.is_grad_enabled() or [version(each) for each in weights] != versions:
                 return compute(images)
             return self.look_up(images, compute)
 
@@ -38,15 +42,26 @@ class FeatureMemo:
     def look_up(self, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the features (batch, n) of images, computing those that are not known yet."""
         digests = [_digest(image) for image in images]
-        missing = [row for row, digest in enumerate(digests) if digest not in self._known]
+        missing = [row for row, digest in enumerate(digests) if digest not in self._places]
         if len(missing) == len(images):
-            found = compute(images)
-            self._known.update(zip(digests, found, strict=True))
-            return found
+            return self._keep(digests, compute(images))
         if missing:
             rows = torch.tensor(missing, device=images.device)
-            self._known.update(zip([digests[row] for row in missing], compute(images[rows]), strict=True))
-        return torch.stack([self._known[digest] for digest in digests])
+            self._keep([digests[row] for row in missing], compute(images[rows]))
+        assert self._features is not None
+        return self._features[[self._places[digest] for digest in digests]]
+
+    def _keep(self, digests: list[int], found: Tensor) -> Tensor:
+        """Remember features (batch, n), and return them."""
+        start, stop = self._rows, self._rows + len(found)
+        if self._features is None:
+            self._features = torch.empty_like(found)
+        while len(self._features) < stop:
+            self._features = torch.cat([self._features, torch.empty_like(self._features)])
+        self._features[start:stop] = found
+        self._places.update(zip(digests, range(start, stop), strict=True))
+        self._rows = stop
+        return found
 
 
 @contextlib.contextmanager
@@ -75,9 +90,3 @@ def _digest(image: Tensor) -> int:
     """
     pixels = image.detach().cpu().permute(1, 2, 0).contiguous()  # no copy: network input is channels-last
     return hash(pixels.view(torch.uint8).numpy().tobytes())
-
-
-def _versions(network: IncrementalNetwork) -> int:
-    """Return a number that grows whenever weights or statistics of the backbone are changed in place."""
-    tensors = (*network.backbone.parameters(), *network.backbone.buffers())
-    return sum(map(version, tensors))
