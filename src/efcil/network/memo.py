@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from efcil.core.growing import GrowingRows
 from efcil.network.folded import version
 from efcil.network.incremental import IncrementalNetwork
 
@@ -23,9 +25,7 @@ class FeatureMemo:
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
-        self._rows = 0
-        # One tensor that grows: many small ones between the activations would leave holes in memory.
-        self._features: Tensor | None = None
+        self._features = GrowingRows()
 
     def attach(self, network: IncrementalNetwork) -> None:
         """Let the network look up its features here first."""
@@ -48,19 +48,12 @@ class FeatureMemo:
         if missing:
             rows = torch.tensor(missing, device=images.device)
             self._keep([digests[row] for row in missing], compute(images[rows]))
-        assert self._features is not None
-        return self._features[[self._places[digest] for digest in digests]]
+        return self._features.tensor[[self._places[digest] for digest in digests]]
 
     def _keep(self, digests: list[int], found: Tensor) -> Tensor:
         """Remember features (batch, n), and return them."""
-        start, stop = self._rows, self._rows + len(found)
-        if self._features is None:
-            self._features = torch.empty_like(found)
-        while len(self._features) < stop:
-            self._features = torch.cat([self._features, torch.empty_like(self._features)])
-        self._features[start:stop] = found
-        self._places.update(zip(digests, range(start, stop), strict=True))
-        self._rows = stop
+        self._places.update(zip(digests, itertools.count(self._features.count)))
+        self._features.add(found)
         return found
 
 
