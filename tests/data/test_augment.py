@@ -138,6 +138,11 @@ def test_normalisation_values_and_layout():
     out = normalise(torch.full((2, 3, 4, 4), 255, dtype=torch.uint8), torch.float32)
     torch.testing.assert_close(out[0, :, 0, 0], torch.tensor([1.0, 3.0, 1.0]))
     assert out.is_contiguous(memory_format=torch.channels_last)
+    for batch in (images(3, 5), images(3, 5).contiguous(memory_format=torch.channels_last), images(3, 5).float()):
+        before = batch.clone()
+        scale, shift = (each[:, None, None] for each in normalise.constants(batch.device))
+        assert torch.equal(normalise(batch, torch.float32), before.float() * scale + shift)
+        assert torch.equal(batch, before)
 
 
 @pytest.mark.parametrize("name", sorted(AUGMENTATIONS))

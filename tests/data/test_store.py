@@ -11,7 +11,7 @@ import torch
 from efcil.activity import Activity, followed
 from efcil.data import store
 from efcil.data.augment import Normalisation, make_augmentation
-from efcil.data.store import TaskImages, resident
+from efcil.data.store import ImagesInPlace, TaskImages, resident
 
 CPU = torch.device("cpu")
 
@@ -47,6 +47,34 @@ def test_a_task_has_the_rows_it_is_given() -> None:
     )
     assert data.labels.tolist() == [3, 3, 3]
     np.testing.assert_array_equal(data.images.permute(0, 2, 3, 1).numpy(), pixels()[rows])
+
+
+@pytest.mark.parametrize("augmentation", ["none", "crop-flip", "resized-crop-trivial"])
+def test_images_that_are_not_copied_look_the_same(augmentation: str) -> None:
+    given = pixels(9)[..., ::-1]  # as from a camera that gives blue first
+    given.flags.writeable = False
+
+    def task(kind: type[TaskImages]) -> TaskImages:
+        return kind(
+            given,
+            np.arange(9),
+            augmentation=make_augmentation(augmentation),
+            normalisation=Normalisation((0.5, 0.4, 0.3), (0.25, 0.2, 0.3)),
+            device=CPU,
+            seed=0,
+            name="task",
+            rows=np.array([5, 0, 0, 8, 3]),
+        )
+
+    copied, in_place = task(TaskImages), task(ImagesInPlace)
+    assert np.shares_memory(in_place.images.images, given)
+    assert len(in_place) == 5
+    assert in_place.size == 4
+    for one, other in zip(copied.plain(), in_place.plain(), strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    views = [data.render(data.view("epoch", training=True), 0, 5)[0] for data in (copied, in_place)]
+    assert torch.equal(*views)
 
 
 def test_a_cpu_reads_few_large_images_at_a_time() -> None:

@@ -147,7 +147,7 @@ def test_a_class_that_is_taken_for_another_is_named(digits: Any, monkeypatch: py
     with Heard() as progress:
         learn(model, coloured(zeros[:8]), [1] * 8, more=True, progress=progress)
         learn(model, coloured(ones[8:]), [1] * 16, more=True, progress=progress)
-        monkeypatch.setattr(measuring, "_answers", lambda model, method, pixels: (np.eye(3)[[0] * len(pixels)], None))
+        monkeypatch.setattr(measuring, "_answers", lambda model, method, _, rows: (np.eye(3)[[0] * len(rows)], None))
         learn(model, coloured(ones[:8]), ["one"] * 8, progress=progress)
     begins = [line.partition(" by a model")[0] for line in progress.said]
     assert begins == ["8 of 8 images of 1 were taken for 0", "8 of 8 images of one were taken for 0"]
@@ -380,14 +380,14 @@ def test_predict_answers_unknown_in_every_format(
 def test_memory_is_stated_where_it_is_much_or_more_than_is_free(frozen: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     card = dataclasses.replace(frozen.card, image_size=224)
     monkeypatch.setattr(tiers, "_free_host", lambda: 10**10)
-    assert list(memory_needed(card, 3_000)) == []
-    assert list(memory_needed(card, 5_000)) == ["5,000 images take about 2.4 GB of memory while they are learned"]
-    (line,) = memory_needed(card, 30_000)
+    assert list(memory_needed(card, 8_000)) == []
+    assert list(memory_needed(card, 10_000)) == ["10,000 images take about 2.3 GB of memory while they are learned"]
+    (line,) = memory_needed(card, 60_000)
     assert line.endswith(
-        "about 11.8 GB of memory while they are learned, and 10.0 GB are free: learn fewer classes in a visit"
+        "about 11.4 GB of memory while they are learned, and 10.0 GB are free: learn fewer classes in a visit"
     )
     trained = dataclasses.replace(card, visits=())  # the first task trains, and what that takes is not known
-    assert list(memory_needed(trained, 30_000)) == []
+    assert list(memory_needed(trained, 60_000)) == []
 
 
 # -- features that are computed once ---------------------------------------------------------------------------------
@@ -420,6 +420,18 @@ def test_a_memo_computes_features_once_and_only_of_unchanged_weights(frozen: Mod
         next(iter(network.backbone.parameters())).mul_(1.5)
         assert not torch.allclose(network.features(images), plain)
     assert calls == [4, 2, 6]
+
+
+def test_a_memo_keeps_images_apart_whose_batch_has_a_copy(frozen: Model) -> None:
+    network = frozen.twin().network
+    images = torch.randn(9, 3, 8, 8)
+    images[2] = images[0]
+    with torch.no_grad():
+        plain = network.features(images)
+        FeatureMemo().attach(network)
+        for start in (0, 3, 6):
+            network.features(images[start : start + 3])
+        torch.testing.assert_close(network.features(images), plain)
 
 
 def test_a_memo_leaves_nothing_behind(frozen: Model) -> None:

@@ -13,12 +13,16 @@ from torch import Tensor
 
 from efcil.core import prototypes
 from efcil.core.covariance import is_factored, traces, weighted_sum
+from efcil.core.growing import GrowingRows
 
 
 def collect(features: Callable[[Tensor], Tensor], pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Features (N, n) and labels (N) of all (images, labels) pieces, in their order."""
-    rows = [(features(images), labels) for images, labels in pieces]
-    return torch.cat([feature for feature, _ in rows]), torch.cat([label for _, label in rows])
+    found, where = GrowingRows(), []
+    for images, labels in pieces:
+        found.add(features(images))
+        where.append(labels)
+    return found.tensor, torch.cat(where)
 
 
 def perturbation_radius(covariances: Tensor) -> Tensor:

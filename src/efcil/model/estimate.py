@@ -21,8 +21,8 @@ _STEP = 3.0
 _ROTATIONS = 4
 #: Memory that a visit takes where nothing trains: a program with a network, and for every byte of the images, as the
 #: network sees them, so many. Measured with 231 to 3,696 photographs; docs/own-images.md has the numbers.
-_PROGRAM_BYTES = 550 * 10**6
-_BYTES_PER_BYTE = 2.5
+_PROGRAM_BYTES = 540 * 10**6
+_BYTES_PER_BYTE = 1.2
 #: Less is not worth a line.
 _NOTABLE_BYTES = 2 * 10**9
 

@@ -18,7 +18,7 @@ from efcil.activity import doing_in_pieces, next_piece
 from efcil.core import calibration, classifiers, typicality
 from efcil.core.typicality import Spread
 from efcil.data.augment import Normalisation, make_augmentation
-from efcil.data.store import CPU_PIECE_BYTES, TaskImages
+from efcil.data.store import CPU_PIECE_BYTES, ImagesInPlace, TaskImages
 from efcil.engine import checkpoint
 from efcil.engine.evaluate import scorer
 from efcil.engine.hardware import choose_execution
@@ -231,7 +231,8 @@ class Model:
             rows = np.arange(len(numbers)) if rows is None else rows
             rows = np.repeat(rows, repeats[rows])
         assert self.card.resolved.augmentation is not None
-        return TaskImages(
+        kind = ImagesInPlace if self.execution.device.type == "cpu" else TaskImages
+        return kind(
             pixels,
             numbers,
             augmentation=make_augmentation(self.card.resolved.augmentation),
@@ -326,14 +327,17 @@ class Model:
         """How close held-out images are to the class means in the features of the network as it is."""
         return measured.closeness(visit.measured for visit in self.card.since_trained)
 
-    def by_pieces(self, pixels: np.ndarray, function: Callable[[Tensor], Tensor]) -> np.ndarray:
-        """Apply a function of network input to uint8 images, batch by batch."""
-        results = []
-        with doing_in_pieces("images", len(pixels), self.piece) as work:
-            for start in range(0, len(pixels), self.piece):
+    def by_pieces(
+        self, pixels: np.ndarray, function: Callable[[Tensor], Tensor], rows: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Apply a function of network input to uint8 images, all or some `rows`, batch by batch."""
+        results, count = [], len(pixels if rows is None else rows)
+        with doing_in_pieces("images", count, self.piece) as work:
+            for start in range(0, count, self.piece):
                 next_piece()
                 work.done = start
-                part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + self.piece]))
+                chosen = slice(start, start + self.piece)
+                part = torch.from_numpy(np.ascontiguousarray(pixels[chosen if rows is None else rows[chosen]]))
                 images = part.to(self.execution.device).permute(0, 3, 1, 2)
                 results.append(function(self.card.normalisation(images, self.execution.dtype)).float().cpu().numpy())
         return np.concatenate(results)

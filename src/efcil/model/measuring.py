@@ -154,7 +154,7 @@ class Measuring:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the answers for one part, from a method that has learned from the others."""
         if self.chosen.way == HELD_OUT:
-            return _answers(self.model, learner, pixels[part])
+            return _answers(self.model, learner, pixels, part)
         method = self.beginner()
         if method is None:
             method = self.blueprint.around(learner.network.state_dict())
@@ -163,7 +163,7 @@ class Measuring:
         others = np.setdiff1d(self.chosen.learned, part)
         data = self.model.task_images(pixels, numbers, f"task{self.task.index}", others, self.repeats)
         end(method, self.task, data)
-        return _answers(self.model, method, pixels[part])
+        return _answers(self.model, method, pixels, part)
 
 
 def measure_before(model: Model, pixels: np.ndarray, numbers: np.ndarray) -> tuple[Measured, np.ndarray]:
@@ -186,15 +186,17 @@ def _summarised(model: Model, way: str, scores: np.ndarray, numbers: np.ndarray,
 
 
 @torch.no_grad()
-def _answers(model: Model, method: Method, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return scores (N, classes) and, if the method keeps class means, closeness (N)."""
+def _answers(
+    model: Model, method: Method, pixels: np.ndarray, rows: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return scores (N, classes) and, if the method keeps class means, closeness (N) of all images or some `rows`."""
     with remembered_features(method.network):  # scores and closeness need the same
-        scores = model.by_pieces(pixels, scorer(method, model.card.settings.classifier))
+        scores = model.by_pieces(pixels, scorer(method, model.card.settings.classifier), rows)
         statistics = method.statistics()
         if statistics is None:
             return scores, None
         close = typicality.closeness(statistics.means)
-        return scores, model.by_pieces(pixels, lambda images: close(method.embed(images)))
+        return scores, model.by_pieces(pixels, lambda images: close(method.embed(images)), rows)
 
 
 # -- in words --------------------------------------------------------------------------------------------------------

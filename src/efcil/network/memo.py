@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from efcil.core.growing import GrowingRows
 from efcil.network.folded import version
 from efcil.network.incremental import IncrementalNetwork
 
@@ -22,14 +24,16 @@ class FeatureMemo:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, Tensor] = {}
+        self._places: dict[int, int] = {}
+        self._features = GrowingRows()
 
     def attach(self, network: IncrementalNetwork) -> None:
         """Let the network look up its features here first."""
-        compute, weights = network.features, _versions(network)
+        compute, weights = network.features, [*network.backbone.parameters(), *network.backbone.buffers()]
+        versions = [version(each) for each in weights]
 
         def features(images: Tensor) -> Tensor:
-            if torch.is_grad_enabled() or _versions(network) != weights:
+            if torch.is_grad_enabled() or [version(each) for each in weights] != versions:
                 return compute(images)
             return self.look_up(images, compute)
 
@@ -38,15 +42,19 @@ class FeatureMemo:
     def look_up(self, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the features (batch, n) of images, computing those that are not known yet."""
         digests = [_digest(image) for image in images]
-        missing = [row for row, digest in enumerate(digests) if digest not in self._known]
+        missing = [row for row, digest in enumerate(digests) if digest not in self._places]
         if len(missing) == len(images):
-            found = compute(images)
-            self._known.update(zip(digests, found, strict=True))
-            return found
+            return self._keep(digests, compute(images))
         if missing:
             rows = torch.tensor(missing, device=images.device)
-            self._known.update(zip([digests[row] for row in missing], compute(images[rows]), strict=True))
-        return torch.stack([self._known[digest] for digest in digests])
+            self._keep([digests[row] for row in missing], compute(images[rows]))
+        return self._features.tensor[[self._places[digest] for digest in digests]]
+
+    def _keep(self, digests: list[int], found: Tensor) -> Tensor:
+        """Remember features (batch, n), and return them."""
+        self._places.update(zip(digests, itertools.count(self._features.count)))
+        self._features.add(found)
+        return found
 
 
 @contextlib.contextmanager
@@ -75,9 +83,3 @@ def _digest(image: Tensor) -> int:
     """
     pixels = image.detach().cpu().permute(1, 2, 0).contiguous()  # no copy: network input is channels-last
     return hash(pixels.view(torch.uint8).numpy().tobytes())
-
-
-def _versions(network: IncrementalNetwork) -> int:
-    """Return a number that grows whenever weights or statistics of the backbone are changed in place."""
-    tensors = (*network.backbone.parameters(), *network.backbone.buffers())
-    return sum(map(version, tensors))
