@@ -451,8 +451,8 @@ class TestMistakes:
         assert len(lines) == 2
 
 
-def test_a_range_of_seeds_is_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--method", "efc", "--seed", "0-2", "7", "--dry-run"]) == 0
+def test_a_range_of_seeds_is_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--method", "efc", "--seed", "0-2", "7", "--dry-run", "--output", str(tmp_path)]) == 0
     assert "seed0,1,2,7" in capsys.readouterr().out
     assert main(["run", "--seed", "2-0", "--dry-run"]) == 2
     assert "--seed takes numbers and ranges" in capsys.readouterr().err
