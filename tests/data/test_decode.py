@@ -290,6 +290,15 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         decode_image(Encoded(tmp_path / "none.png", "The test image"), Fit(8))
 
 
+def assert_like_a_jpeg(content: bytes, pixels: np.ndarray, orientation: int) -> None:
+    """Check that an image of another format looks like a JPEG file of the same pixels that is turned as it is."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    fit = Fit(16, resize=True, orient=True, reduce=True)
+    expected = decode_image(encode(Image.fromarray(pixels), "JPEG", quality=95, exif=exif), fit)
+    assert differences(decode_image(Encoded(content, "The test image"), fit), expected).max() <= 12
+
+
 class TestHeif:
     """Photographs of telephones, where the extra is installed."""
 
@@ -303,12 +312,8 @@ class TestHeif:
 
     @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
     def test_they_look_like_jpeg_files_turned_as_these_are(self, orientation: int) -> None:
-        pixels, exif = photograph(413, 301), Image.Exif()
-        exif[0x0112] = orientation
-        fit = Fit(16, resize=True, orient=True, reduce=True)
-        expected = decode_image(encode(Image.fromarray(pixels), "JPEG", quality=95, exif=exif), fit)
-        found = decode_image(Encoded(self.heic(pixels, orientation), "The test image"), fit)
-        assert differences(found, expected).max() <= 12
+        pixels = photograph(413, 301)
+        assert_like_a_jpeg(self.heic(pixels, orientation), pixels, orientation)
 
     def test_any_suffix_will_do(self, tmp_path: Path) -> None:
         (tmp_path / "photo.jpg").write_bytes(self.heic(photograph(64, 48)))
@@ -363,12 +368,8 @@ class TestAvif:
 
     @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
     def test_they_look_like_jpeg_files_turned_as_these_are(self, orientation: int) -> None:
-        pixels, exif = photograph(413, 301), Image.Exif()
-        exif[0x0112] = orientation
-        fit = Fit(16, resize=True, orient=True, reduce=True)
-        expected = decode_image(encode(Image.fromarray(pixels), "JPEG", quality=95, exif=exif), fit)
-        found = decode_image(Encoded(self.avif(pixels, orientation), "The test image"), fit)
-        assert differences(found, expected).max() <= 12
+        pixels = photograph(413, 301)
+        assert_like_a_jpeg(self.avif(pixels, orientation), pixels, orientation)
 
     def test_they_are_found_by_suffix_and_known_by_content(self, tmp_path: Path) -> None:
         assert ".avif" in decode.SUFFIXES

@@ -84,6 +84,16 @@ def test_the_script_is_for_onnx(trained: Path, tmp_path: Path, capsys: Any) -> N
     assert not list(tmp_path.iterdir())
 
 
+def test_the_script_takes_no_file_of_the_model_and_not_the_export(trained: Path, tmp_path: Path, capsys: Any) -> None:
+    before, exported = (trained / "model.json").read_bytes(), str(tmp_path / "model.onnx")
+    for script, said in ((str(trained / "model.json"), "a file of the model itself"), (exported, "both the model and")):
+        assert main(["export", str(trained), "--to", "onnx", "--output", exported, "--script", script]) == 2
+        assert said in (error := capsys.readouterr().err)
+        assert "Choose another --script." in error
+    assert (trained / "model.json").read_bytes() == before
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_hyphen_writes_to_standard_output(
     trained: Path, tmp_path: Path, images: np.ndarray, capsysbinary: Any, monkeypatch: Any
 ) -> None:

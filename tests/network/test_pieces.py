@@ -38,7 +38,7 @@ def test_pieces_have_the_features_of_all(
     images = torch.randn(20, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole = network.features(images)
-        monkeypatch.setattr(incremental, "CPU_PIECE_BYTES", 8 * 12 * 64)
+        monkeypatch.setattr(incremental, "CPU_READ_BYTES", 8 * 12 * 64)
         pieces = network.features(images)
         network.input_size = 16  # images are enlarged, so that fewer are read at a time
         network.features(images[:7])
@@ -49,7 +49,7 @@ def test_pieces_have_the_features_of_all(
 def test_what_trains_sees_whole_batches(
     network: IncrementalNetwork, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incremental, "CPU_PIECE_BYTES", 0)
+    monkeypatch.setattr(incremental, "CPU_READ_BYTES", 0)
     images = torch.zeros(20, 3, 8, 8)
     network.features(images)
     network.backbone.train()  # BatchNorm takes its statistics from the batch

@@ -54,17 +54,22 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     folder: Path = arguments.model.expanduser()
     model = Model.load(folder, device="cpu")
+    file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
+    script = None if arguments.script is None else arguments.script.expanduser()
+    if script is not None:
+        refuse_own(folder, script, "--script")
+        if script.absolute() == file.absolute():
+            raise SettingsError(f"{printable(file)} would be both the model and the program. Choose another --script.")
     if streamed:
         content, difference = exported(model, arguments.to)
         sys.stdout.buffer.write(content)
         print(_said("standard output", model, difference), file=sys.stderr)
     else:
-        file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
         refuse_own(folder, file)
         difference = export(model, arguments.to, file)
         print(_said(printable(file), model, difference))
-    if arguments.script is not None:
-        write_script(arguments.script.expanduser())
+    if script is not None:
+        write_script(script)
     return 0
 
 
@@ -72,11 +77,11 @@ def _said(place: str, model: Model, difference: float) -> str:
     return f"{place}: {counted(len(model.card.classes), 'class')}, at most {difference:.1e} from the original."
 
 
-def refuse_own(folder: Path, file: Path) -> None:
+def refuse_own(folder: Path, file: Path, flag: str = "--output") -> None:
     """Refuse to overwrite a file of the model itself."""
     from efcil.engine import checkpoint
     from efcil.model import ModelError
     from efcil.model.folder import STEM
 
     if checkpoint.owns(file.name, STEM) and file.parent.resolve() == folder.resolve():
-        raise ModelError(f"{file} is a file of the model itself. Choose another --output.")
+        raise ModelError(f"{file} is a file of the model itself. Choose another {flag}.")

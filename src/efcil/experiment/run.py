@@ -49,7 +49,7 @@ from efcil.output import lines
 from efcil.report import matrix_text
 from efcil.resolution import label, scenario_name
 from efcil.resolution.identity import flatten
-from efcil.runfolder import locate
+from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
 
 #: What the first process says when it holds the lock that all of them need.
@@ -76,12 +76,7 @@ def run_one(
     """
     output = Path(output)
     folder = locate(output, settings)
-    if (finished := ranks.first_does(lambda: skip_message(folder, settings))) is not None:
-        if folder.read_summary().get("data") not in (None, shared_tasks.data_digest(dataset, fingerprint)):
-            raise DataError(
-                f"The run in {folder.path} was trained on other images than these. Choose another output folder, or "
-                "delete it."
-            )
+    if (finished := ranks.first_does(lambda: _finished_before(folder, settings, dataset, fingerprint))) is not None:
         if not quiet and ranks.first():
             print(lines(finished))
         return folder.path
@@ -105,6 +100,18 @@ def run_one(
         ):
             _attempt(Run(plan, progress, stop_request, checkpoint_steps, log if ranks.first() else ()))
     return folder.path
+
+
+def _finished_before(folder: RunFolder, settings: Settings, dataset: Dataset, fingerprint: str | None) -> str | None:
+    """Return the message for a run that has finished before, None if it has not; refuse one on other images."""
+    message = skip_message(folder, settings)
+    known = None if message is None else folder.read_summary().get("data")
+    if known is not None and known != shared_tasks.data_digest(dataset, fingerprint):
+        raise DataError(
+            f"The run in {folder.path} was trained on other images than these. Choose another output folder, or "
+            "delete it."
+        )
+    return message
 
 
 def refuse_thin_batches(plan: Plan) -> None:

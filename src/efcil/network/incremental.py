@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 #: Bytes of images that a CPU reads at a time: the kernel has to give the memory of larger activations for every layer.
-CPU_PIECE_BYTES = 1 << 20
-CPU_LEAST_PIECE = 6
+CPU_READ_BYTES = 1 << 20
+CPU_LEAST_READ = 6
 
 
 def cpu_piece(size: int) -> int:
     """Return how many images of `size` pixels a CPU reads at a time: 85 of 32 pixels, six of 224."""
-    return max(CPU_LEAST_PIECE, CPU_PIECE_BYTES // (12 * size * size))
+    return max(CPU_LEAST_READ, CPU_READ_BYTES // (12 * size * size))
 
 
 class IncrementalNetwork(nn.Module):
