@@ -215,7 +215,7 @@ def tune(bench: Bench, table: Table, limit: float) -> None:
     from efcil.network.fast import kernels
 
     def both(layer: Layer, cut: Any) -> None:
-        kernels._reduction = lambda _: cut
+        kernels._reduction = lambda *_: cut
         try:
             layer.sums(kernels)
             layer.after_a_sum(kernels)
@@ -225,7 +225,7 @@ def tune(bench: Bench, table: Table, limit: float) -> None:
     used, begun = kernels._reduction, time.perf_counter()
     for layer in (Layer(bench, stage) for stage in range(4)):
         runs: dict[str, Callable[[], object]] = {}
-        for cut in [used(layer.channels), *(kernels._Reduction(*numbers) for numbers in SPLITS)]:
+        for cut in [used(layer.channels, layer.x.dtype), *(kernels._Reduction(*numbers) for numbers in SPLITS)]:
             if time.perf_counter() - begun > limit:
                 break
             name = f"rows {cut.rows}, most {cut.most}, warps {cut.warps}, stages {cut.stages}"

@@ -35,3 +35,17 @@ def test_kernels_are_called_as_the_plain_operations_are() -> None:
     for case in (layer.forwards, layer.after_a_sum, layer.after_a_relu, layer.update):
         case(operations)
     assert not torch.equal(layer.flat[0], before)
+
+
+def test_other_ways_to_split_sums_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = pytest.importorskip("efcil.network.fast.kernels", reason="Triton is not installed here")
+    used = compiled._reduction
+    monkeypatch.setattr(kernels, "SPLITS", ((32, 2, 4, 1),))
+    monkeypatch.setattr(kernels, "REPEATS", 1)
+    monkeypatch.setattr(kernels, "in_turns", lambda _, actions: {name: run() or 1.0 for name, run in actions.items()})
+    bench, table = speed.Bench(torch.device("cpu"), replace(TINY, batch=1)), speed.Table()
+    kernels.tune(bench, table, limit=600.0)
+    tried = [row["variant"] for row in table.rows if row["unit"] == "us"]
+    assert tried[:2] == ["rows 64, most 256, warps 4, stages 3", "rows 32, most 2, warps 4, stages 1"]
+    assert len(tried) == 8
+    assert compiled._reduction is used
