@@ -208,6 +208,7 @@ def fold_normalisation(network: IncrementalNetwork, images: Tensor) -> None:
     pairs = list(zip(layers[::2], layers[1::2], strict=False))
     if not all(isinstance(first, nn.Conv2d) and _scales(second) for first, second in pairs):
         return
+    images = images.to(next(network.backbone.parameters()).dtype)  # those of a GPU have half precision
     with fast.plainly(network):
         before, state = network.features(images), copy.deepcopy(network.backbone.state_dict())
         for convolution, norm in pairs:
