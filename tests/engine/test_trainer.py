@@ -9,6 +9,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -614,31 +615,57 @@ def test_a_loss_without_names_is_refused() -> None:
         watch(Unnamed(), epochs=1)
 
 
-def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
+class PretendedGraph:
+    """A graph of nothing, which notes what happens to it and to the memory that PyTorch holds."""
 
-    class Graph:
-        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-            calls.append("begin")
+    calls: ClassVar[list[str]] = []
 
-        def capture_end(self) -> None:
-            calls.append("end")
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        self.calls.append("begin")
+
+    def capture_end(self) -> None:
+        self.calls.append("end")
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, int], list[str]]:
+    """Return what sets bytes of a GPU (free, held, most in use ever), and returns the list of what happens there."""
 
     class Stream:
         def synchronize(self) -> None:
             pass
 
+    def has(free: int, held: int, most: int) -> list[str]:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 1000))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: held)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: most)
+        return PretendedGraph.calls
+
+    monkeypatch.setattr(PretendedGraph, "calls", [])
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: PretendedGraph.calls.append("give back"))
+    return has
+
+
+def test_a_capture_that_fails_is_ended(memory: Callable[[int, int, int], list[str]]) -> None:
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1)
+    calls = memory(100, 20, 10)
     with pytest.raises(torch.OutOfMemoryError):
         capture(fail)
     assert calls == ["begin", "end"]
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("free", "held"), [(5, 10), (900, 31)], ids=["hardly any is free", "much is not used"])
+def test_memory_is_given_back_before_a_capture(
+    memory: Callable[[int, int, int], list[str]], free: int, held: int
+) -> None:
+    calls = memory(free, held, 10)
+    capture(lambda: None)
+    assert calls == ["give back", "begin", "end"]
 
 
 def test_a_trainer_is_let_go_at_once() -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+#: How often the most memory that was ever in use a process may hold before it gives back what it does not use.
+_MOST_HELD = 3
+
 
 def capture(action: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
     """Record what `action` launches on the current stream, which must not be the default one, without running it.
@@ -18,8 +21,8 @@ def capture(action: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGrap
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.current_stream().synchronize()
-    if torch.cuda.mem_get_info()[0] < torch.cuda.max_memory_allocated():
-        torch.cuda.empty_cache()  # a capture gets its own memory, and cannot reuse what eager work left
+    if _crowded():
+        torch.cuda.empty_cache()
     collecting = gc.isenabled()
     gc.disable()  # a tensor freed by the collector during a capture would invalidate it
     try:
@@ -35,3 +38,13 @@ def capture(action: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGrap
         if collecting:
             gc.enable()
     return graph
+
+
+def _crowded() -> bool:
+    """Return whether the memory that this process holds and does not use should be given back before a capture.
+
+    A capture gets its own memory: it can reuse neither what eager work left nor what belonged to graphs that are gone,
+    which PyTorch keeps. So every task would add to what a process holds, and other runs on the GPU would find none.
+    """
+    most = torch.cuda.max_memory_allocated()
+    return torch.cuda.mem_get_info()[0] < most or torch.cuda.memory_reserved() > _MOST_HELD * most
