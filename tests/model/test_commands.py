@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +175,19 @@ def test_broken_images_are_named_and_skipped(named: Path, folders: Path, tmp_pat
     for name in ("aaa.png", "zzz.png", "gone.png"):
         assert name in shown.err
     assert "3 images could not be read" in shown.err
+
+
+def test_an_interruption_leaves_valid_json(named: Path, folders: Path, capsys: Any, monkeypatch: Any) -> None:
+    for before in (0, 2):
+
+        def interrupted(*arguments: Any, before: int = before) -> Iterator[Any]:
+            yield from itertools.islice(predict_files(*arguments), before)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("efcil.model.prediction.predict_files", interrupted)
+        capsys.readouterr()
+        assert main(["predict", str(named), str(folders / "second"), "--format", "json"]) == 130
+        assert len(json.loads(capsys.readouterr().out)) == before
 
 
 def test_files_that_are_no_images_are_counted(

@@ -111,6 +111,20 @@ def test_a_hyphen_writes_to_standard_output(
     assert b"Give a file with --output" in said
 
 
+def test_a_hyphen_writes_the_script_to_standard_output(
+    trained: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("efcil.model.export.exported", lambda model, kind: (b"a model", 0.0))
+    assert main(["export", str(trained), "--to", "onnx", "--output", "model.onnx", "--script", "-"]) == 0
+    printed, said = capsys.readouterr()
+    assert printed == Path(standalone.__file__).read_text(encoding="utf-8")
+    assert "model.onnx: 3 classes" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    assert main(["export", str(trained), "--to", "onnx", "--output", "-", "--script", "-"]) == 2
+    assert "The standard output would be both" in capsys.readouterr().err
+
+
 def test_torch_agrees(trained: Path, tmp_path: Path, images: np.ndarray) -> None:
     file = tmp_path / "digits.pt2"
     assert main(["export", str(trained), "--to", "torch", "--output", str(file)]) == 0

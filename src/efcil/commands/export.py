@@ -34,13 +34,14 @@ def add_arguments(parser: Parser) -> None:
         "--script",
         type=Path,
         metavar="FILE",
-        help="also write a Python program that reads images as efcil does and asks the ONNX model, without efcil",
+        help="also write a Python program that reads images as efcil does and asks the ONNX model, without efcil; - "
+        "writes to the standard output",
     )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the file."""
-    from efcil.model.export import SUFFIXES, export, exported, write_script
+    from efcil.model.export import SUFFIXES, export, exported, script_text, write_script
     from efcil.model.in_memory import Model
 
     if arguments.to not in SUFFIXES:
@@ -56,10 +57,12 @@ def execute(arguments: argparse.Namespace) -> int:
     model = Model.load(folder, device="cpu")
     file = arguments.output or folder.absolute().with_name(folder.absolute().name + SUFFIXES[arguments.to])
     script = None if arguments.script is None else arguments.script.expanduser()
+    printed = script == STANDARD_OUTPUT
     if script is not None:
         refuse_own(folder, script, "--script")
         if script.absolute() == file.absolute():
-            raise SettingsError(f"{printable(file)} would be both the model and the program. Choose another --script.")
+            place = "The standard output" if printed else printable(file)
+            raise SettingsError(f"{place} would be both the model and the program. Choose another --script.")
     if streamed:
         content, difference = exported(model, arguments.to)
         sys.stdout.buffer.write(content)
@@ -67,8 +70,10 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         refuse_own(folder, file)
         difference = export(model, arguments.to, file)
-        print(_said(printable(file), model, difference))
-    if script is not None:
+        print(_said(printable(file), model, difference), file=sys.stderr if printed else sys.stdout)
+    if printed:
+        sys.stdout.write(script_text())
+    elif script is not None:
         write_script(script)
     return 0
 

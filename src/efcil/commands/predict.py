@@ -133,19 +133,21 @@ def _text(predictions: Iterable[Any]) -> None:
 
 
 def _json(predictions: Iterable[Any]) -> None:
-    """Print one JSON list, an image per line, as the predictions arrive."""
+    """Print one JSON list, an image per line, as the predictions arrive; Ctrl-C ends the list, too."""
     from efcil.model.card import encode_label
 
     separator = "[\n"
-    for each in predictions:
-        pairs = zip(each.labels, each.probabilities, strict=True)
-        classes = [{"class": encode_label(label), "probability": round(value, 6)} for label, value in pairs]
-        facts = {"image": each.path, "predictions": classes}
-        if each.typicality is not None:
-            facts |= {"unknown": each.unknown, "typicality": round(each.typicality, 6)}
-        print(separator + to_json(facts), end="")
-        separator = ",\n"
-    print("[]" if separator == "[\n" else "\n]")
+    try:
+        for each in predictions:
+            pairs = zip(each.labels, each.probabilities, strict=True)
+            classes = [{"class": encode_label(label), "probability": round(value, 6)} for label, value in pairs]
+            facts = {"image": each.path, "predictions": classes}
+            if each.typicality is not None:
+                facts |= {"unknown": each.unknown, "typicality": round(each.typicality, 6)}
+            print(separator + to_json(facts), end="")
+            separator = ",\n"
+    finally:  # what was predicted before an interruption can be read
+        print("[]" if separator == "[\n" else "\n]")
 
 
 def _csv(predictions: Iterable[Any], typicality: bool = False) -> None:

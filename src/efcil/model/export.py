@@ -71,10 +71,15 @@ def export(model: Model, kind: str, file: Path) -> float:
     return difference
 
 
+def script_text() -> str:
+    """Return a program that uses an ONNX model without efcil: `standalone.py`, as it is."""
+    return Path(standalone.__file__).read_text(encoding="utf-8")
+
+
 def write_script(file: Path) -> None:
-    """Write a program that uses an ONNX model without efcil: `standalone.py`, as it is."""
+    """Write the program of `script_text`."""
     try:
-        write_atomically(file, Path(standalone.__file__).read_bytes())
+        write_atomically(file, script_text().encode())
     except OSError as error:
         raise ModelError(f"{file} cannot be written ({error.strerror or error}). Choose another --script.") from None
 
