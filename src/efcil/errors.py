@@ -97,7 +97,8 @@ def shortened(text: str, most: int = 80) -> str:
 def some(names: Sequence[object], most: int = 5) -> str:
     """Return names as a list in words; if there are many, the last ones as a count."""
     shown = ", ".join(str(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} others"
+    more = len(names) - most
+    return shown if more <= 0 else f"{shown} and {more} other{'s' if more > 1 else ''}"
 
 
 def closest(name: str, valid: Iterable[str]) -> str:
