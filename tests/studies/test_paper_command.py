@@ -363,6 +363,7 @@ def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
         ("paper table1 --dataset imagenet-1k", "dataset of the study table1"),
         ("paper table1 --seeds 4-0", "--seeds takes numbers and ranges"),
         ("paper table1 --dataset cifar100 tiny-imagenet --data x", "--data names one place"),
+        ("paper table1 imagenet-1k --data x", "several datasets (cifar100, imagenet-1k)"),
         ("paper table1 --results nowhere --dry-run", "nowhere is not a folder"),
         ("paper table1 --no-training --dry-run", "Leave out one of them"),
     ):

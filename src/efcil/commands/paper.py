@@ -100,6 +100,7 @@ def _those_that_fit(arguments: argparse.Namespace, found: Sequence[Study]) -> li
             refused.append((study.name, error))
     if not commands:
         raise refused[0][1]
+    _data(arguments.data, list(dict.fromkeys(dataset for command in commands for dataset in command.datasets)))
     if not arguments.quiet:
         for name, reason in refused:
             print(f"{name} is left out. {reason}")
@@ -199,7 +200,7 @@ class _Command:
         self.study = study = study if arguments.against is None else study.beside(arguments.against)
         self.fast: bool = arguments.fast
         self.output: Path = arguments.output
-        datasets = list(dict.fromkeys(arguments.dataset or study.datasets[:1]))
+        self.datasets = datasets = list(dict.fromkeys(arguments.dataset or study.datasets[:1]))
         data = _data(arguments.data, datasets)
         self.chosen = study.cells(datasets, arguments.scenario, arguments.method, self.fast, data)
         self.cells = study.cells(datasets, fast=self.fast, data=data)
