@@ -240,6 +240,7 @@ class TestOthers:
     def test_only_what_is_alike_is_suggested(self) -> None:
         assert closest("hat", ["pants", "shirt"]) == " Valid: pants, shirt."
         assert closest("hatt", ["hat", "shirt"]) == " Did you mean 'hat'? Valid: hat, shirt."
+        assert closest("cap", ["hat", "hat, red"]) == " Valid: hat; hat, red."
 
     def test_stray_argument(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "efc"]) == 2

@@ -343,7 +343,7 @@ def test_runs_are_found_once_and_in_natural_order(tmp_path: Path) -> None:
 def test_a_file_that_is_no_part_of_a_run_stands_for_none(tmp_path: Path) -> None:
     RunFolder(tmp_path / "seed1").write_summary(SUMMARY)
     (tmp_path / "notes.yaml").write_text("")
-    with pytest.raises(RunFolderError, match="is not the folder of a run"):
+    with pytest.raises(RunFolderError, match=r"notes\.yaml is not a file of a run"):
         find_runs([tmp_path / "notes.yaml"])
 
 

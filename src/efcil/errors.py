@@ -106,7 +106,8 @@ def closest(name: str, valid: Iterable[str]) -> str:
     options = sorted(valid)
     near = difflib.get_close_matches(name[:200].lower(), options, n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    return f"{hint} Valid: {', '.join(options) or '(none)'}."
+    between = "; " if any("," in option for option in options) else ", "  # rows are called by their settings, too
+    return f"{hint} Valid: {between.join(options) or '(none)'}."
 
 
 def unknown(kind: str, name: str, valid: Iterable[str], error: type[EfcilError] = SettingsError) -> EfcilError:

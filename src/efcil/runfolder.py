@@ -388,9 +388,11 @@ def find_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
         if not path.exists():
             raise RunFolderError(f"{path} does not exist. Give a folder that `efcil run --output` wrote to.")
         if path.is_file():
-            path = path.parent
+            given, path = path, path.parent
             if not any((path / name).exists() for name in ("settings.yaml", "summary.json")):
-                raise RunFolderError(f"{path} is not the folder of a run. Give one that `efcil run --output` wrote to.")
+                raise RunFolderError(
+                    f"{given} is not a file of a run. Give a folder that `efcil run --output` wrote to."
+                )
         for name in ("settings.yaml", "summary.json"):
             found.update(file.parent for file in path.rglob(name) if not _hidden(file.relative_to(path)))
     return [RunFolder(folder) for folder in sorted(found, key=lambda folder: _natural(folder.parts))]
