@@ -204,6 +204,11 @@ def test_widths_light_and_dark(browser: Browser, tmp_path: Path, width: int, dar
         "  parseFloat(getComputedStyle(each).fontSize) * each.ownerSVGElement.getScreenCTM().a))"
     )
     assert smallest > 8.5, "text in charts can be read"
+    lane, words = browser.run(
+        "return ['.overview.full td.lane', '.of-lanes']"
+        ".map((each) => document.querySelector(each).getBoundingClientRect().width > 0)"
+    )
+    assert lane == words == (width == 1400), "words about the scale stand where there is one"
 
 
 def test_without_javascript_everything_is_there(page: str) -> None:
