@@ -68,7 +68,10 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_studies_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["paper"]) == 0
     text = capsys.readouterr().out
     for name in studies.names():
@@ -76,6 +79,10 @@ def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         assert studies.load(name).about in text
     assert "table 1, 390 runs: cifar100, tiny-imagenet, imagenet-subset; ws10, ws20, cs10, cs20" in text
     assert "figure and table, 1 run: cifar100; ws5" in text
+    assert "ws10: warm start" in text
+    cell = next(line for line in text.splitlines() if line.startswith("One cell of it: "))
+    assert main([*cell.partition("efcil ")[2].replace(" --data DIR", "").split(), "--dry-run"]) == 0
+    assert "1 run: 0 done, 1 to train" in capsys.readouterr().out
 
 
 def test_what_is_made_is_written_and_what_lacks_is_named(

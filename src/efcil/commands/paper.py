@@ -40,7 +40,9 @@ def add_arguments(parser: Parser) -> None:
     )
     what = parser.add_argument_group("what to train")
     what.add_argument("--dataset", nargs="+", action="extend", metavar="NAME", help="datasets (default: the first)")
-    what.add_argument("--data", metavar="DIR", help="file or folder of the dataset")
+    what.add_argument(
+        "--data", metavar="DIR", help="file or folder of the dataset; see `efcil data` for where to get it"
+    )
     what.add_argument("--scenario", nargs="+", action="extend", metavar="NAME", help="only these scenarios")
     what.add_argument("--method", nargs="+", action="extend", metavar="NAME", help="only these methods or rows")
     what.add_argument(
@@ -187,7 +189,11 @@ def _listing() -> str:
         makes = f"{study.makes} {study.table}" if study.table else study.makes
         lines.append(f"{name:<{width}}  {makes}, {runs}: {', '.join(study.datasets)}; {', '.join(study.scenarios)}")
         lines.append(" " * (width + 2) + study.about)
-    lines.append("\nMake one: efcil paper table1 --dataset cifar100 --data DIR [--fast] [--dry-run]")
+    lines.append("\nws10: warm start, a large first task and then 10 steps; cs10: cold start, 10 equal tasks")
+    lines.append("Make one: efcil paper table1 --dataset cifar100 --data DIR [--fast] [--dry-run]")
+    lines.append(
+        "One cell of it: efcil paper table1 --data DIR --dataset cifar100 --scenario cs10 --method EFC --seeds 0"
+    )
     lines.append(f"Or several, which train what they share once: efcil paper losses covariances ..., or {ALL}")
     return "\n".join(lines)
 
