@@ -173,6 +173,9 @@ def test_the_plan_says_where_its_times_are_from() -> None:
     elsewhere = summed_up(runs, HERE, Hardware("a laptop", 0), None)
     assert "This machine has a laptop" in elsewhere
     assert "with 2 at a time" in summed_up(runs, HERE, Hardware("NVIDIA H200", 1), 2)
+    one = summed_up(runs[:1], HERE, Hardware("NVIDIA H200", 1), None)
+    assert "one after the other" not in one
+    assert one.startswith("1 run: 0 done, 1 to train. About ")
     assert "nobody" in " ".join(sources_in_words([""], "x", HERE)).lower()
     assert "this machine" in " ".join(sources_in_words([estimate.HERE], "x", HERE))
 

@@ -144,7 +144,8 @@ def summed_up(runs: Sequence[Planned], output: Path, hardware: Hardware, jobs: i
         gpus = max(hardware.gpus, 1) if jobs is not None else 1
         seconds = estimate.total(expected, together, gpus)
         beside = f" with {together} at a time on each of {gpus} GPUs" if gpus > 1 else ""
-        beside = beside or (f" with {together} at a time" if together > 1 else " one after the other")
+        one_by_one = " one after the other" if len(wanted) > 1 else ""
+        beside = beside or (f" with {together} at a time" if together > 1 else one_by_one)
         text += f" About {estimate.in_words(seconds)}{beside}{_without([run for run in wanted if not run.estimate])}."
     return " ".join([text, *estimate.sources_in_words(sources, hardware.name, output)])
 
