@@ -557,12 +557,15 @@ def test_mistakes_are_sentences(words: str, message: str, capsys: pytest.Capture
     assert not list(tmp_path.rglob("settings.yaml"))
 
 
-@pytest.mark.parametrize(("engine", "package", "extra"), [("ray", "ray", "ray"), ("slurm", "submitit", "slurm")])
+@pytest.mark.parametrize(
+    ("engine", "package", "extra"),
+    [("ray", "ray", "ray"), ("slurm", "submitit", "slurm"), ("submitit-local", "submitit", "slurm")],
+)
 def test_missing_packages_are_named(
     engine: str, package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SettingsError, match=rf"pip install 'efcil\[{extra}\]'"):
+    with pytest.raises(SettingsError, match=rf"The engine {engine} needs .*pip install 'efcil\[{extra}\]'"):
         run_grid([Settings(**TINY)], tmp_path, quiet=True, engine=Engine(engine))
 
 

@@ -231,6 +231,14 @@ def test_byte_keys_are_understood(tmp_path: Path) -> None:
     check(load(tmp_path / "p", tmp_path))
 
 
+def test_a_truncated_pickle_is_called_truncated(tmp_path: Path) -> None:
+    write_pickles(tmp_path / "p", dump_like_python_two)
+    content = (tmp_path / "p" / "train").read_bytes()
+    (tmp_path / "p" / "train").write_bytes(content[: len(content) // 3])
+    with pytest.raises(DataError, match=r"train is refused: .* \(it is truncated\)"):
+        load(tmp_path / "p", tmp_path)
+
+
 def make_archive(tmp_path: Path) -> Path:
     write_pickles(tmp_path / "made" / "cifar-100-python", dump_like_python_two)
     archive = tmp_path / "data" / "cifar-100-python.tar.gz"

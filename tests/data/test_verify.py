@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from shards import plain, write_shard
 
 from efcil.cli import main
 from efcil.data.sources import Known, SourceOptions, find_source
@@ -126,6 +127,16 @@ def test_files_that_cannot_be_listed_are_one_sentence(folder: Path, capsys: pyte
     code, text = verify(folder, capsys)
     assert (code, "val is missing, and with it the test images" in text) == (1, True)
     assert text.endswith("1 thing is wrong.")
+
+
+def test_shards_that_cannot_be_read_on_are_wrong(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = folder.parent / "shards"
+    for split, values in (("train", [1, 2, None, 4]), ("validation", [5, 6, 7, 8])):
+        contents = [None if value is None else plain(value, 40, 30) for value in values]
+        write_shard(shards / f"{split}-00000-of-00001.parquet", contents, [0, 1, 0, 1], names=["a", "b"])
+    code, text = verify(shards, capsys)
+    assert code == 1
+    assert "wrong: The image in row 2 of" in text
 
 
 def test_decoded_datasets_are_compared_pixel_by_pixel(tmp_path: Path) -> None:

@@ -65,7 +65,11 @@ def verify_dataset(source: Source, path: Path | None, options: SourceOptions) ->
         found.wrong.append("The splits are swapped: the training images are the published test images.")
     for split, images in (("train", dataset.train), ("test", dataset.test)):
         _check_counts(found, dataset, split, images, None if swapped else known)
-        checked[split] = _check_images(images)
+        try:
+            checked[split] = _check_images(images)
+        except DataError as error:  # a file that holds many images cannot be read on
+            found.wrong.append(str(error))
+            return found
         _check_sides(found, split, checked[split], dataset)
     _check_classes(found, dataset, known)
     if options.answers == MERGED:

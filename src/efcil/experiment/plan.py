@@ -24,7 +24,7 @@ from efcil.engine import hardware
 from efcil.engine.evaluate import TestImages
 from efcil.engine.lifecycle import Blueprint
 from efcil.engine.trainer import Execution
-from efcil.errors import DataError
+from efcil.errors import DataError, some
 from efcil.experiment import shared_tasks
 from efcil.experiment.summary import source_digest
 from efcil.experiment.unwritten import UnwrittenFolder
@@ -65,6 +65,16 @@ def _cut_into_tasks(settings: Settings, dataset: Dataset) -> Scenario:
     )
 
 
+def _refuse_empty_classes(dataset: Dataset) -> None:
+    """Refuse classes without training images: methods would fail at the end of their task, after hours perhaps."""
+    empty = np.flatnonzero(dataset.train.class_counts(dataset.number_of_classes) == 0)
+    if len(empty):
+        names = some([dataset.class_names[label] for label in empty])
+        raise DataError(
+            f"{dataset.name} has classes without training images: {names}. Add some, or leave these classes out."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """One run before it starts. `fingerprint` is the digest of the training images."""
@@ -80,6 +90,7 @@ class Plan:
     @classmethod
     def make(cls, settings: Settings, output: Path, dataset: Dataset, fingerprint: str | None = None) -> Plan:
         """Return the plan for these settings and images."""
+        _refuse_empty_classes(dataset)
         return cls(
             settings,
             output,
@@ -234,7 +245,7 @@ class Plan:
     def images(self, task: Task, ahead: Ahead | None = None) -> TaskImages:
         """Return the training images of a task, for the device; `ahead` has decoded some of them, perhaps."""
         chosen = self.rows(task)
-        if len(chosen) == 0:
+        if len(chosen) == 0:  # a domain may have none, though each of its classes has some elsewhere
             raise DataError(f"Task {task.index + 1} of {self.dataset.name} has no training image. Check its classes.")
         images = self.dataset.train.images
         return task_images(

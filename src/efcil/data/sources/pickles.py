@@ -151,7 +151,8 @@ def read_pickle(content: bytes, where: str, title: str = "CIFAR-100") -> dict[st
             for key, value in loaded.items()
         }
     except Exception as error:  # damaged pickles may raise almost anything
+        # The reader has no words for a pickle that ends too early.
+        reason = "it is truncated" if isinstance(error, EOFError) else shortened(str(error), 200)
         raise DataError(
-            f"{where} is refused: it is not a pickled {title} file ({shortened(str(error), 200)}). "
-            "Download the original archive again."
+            f"{where} is refused: it is not a pickled {title} file ({reason}). Download the original archive again."
         ) from error

@@ -45,7 +45,8 @@ class SubmititExecutor:
             import submitit
         except ImportError:
             raise SettingsError(
-                "The engine slurm needs the package submitit. Install it: pip install 'efcil[slurm]'."
+                f"The engine {'submitit-local' if local else 'slurm'} needs the package submitit. Install it: "
+                "pip install 'efcil[slurm]'."
             ) from None
         cloudpickle.register_pickle_by_value(remote)
         logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns at every look if Slurm keeps no accounts
