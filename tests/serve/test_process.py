@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,6 +106,21 @@ def test_ctrl_c_saves_what_is_being_learned(folder: Path, begun: tuple[subproces
     server.send_signal(signal.SIGINT)
     assert server.wait(PATIENCE) in (0, 130, -signal.SIGINT)
     assert (folder / "partial" / "state.json").exists()
+
+
+def test_a_second_ctrl_c_still_saves_what_is_being_learned(
+    folder: Path, begun: tuple[subprocess.Popen[str], Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    server, client = begun
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as unfinished:
+        # The server waits for this request when it ends, so that the second Ctrl-C finds it there.
+        unfinished.sendall(b"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n")
+        server.send_signal(signal.SIGINT)
+        until(lambda: _status(client), lambda status: status == 0)
+        server.send_signal(signal.SIGINT)
+    assert server.wait(PATIENCE) in (0, 130, -signal.SIGINT)
+    assert (folder / "partial" / "state.json").exists()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_port_that_is_taken_is_a_sentence(folder: Path) -> None:

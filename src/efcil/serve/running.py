@@ -28,7 +28,10 @@ def serve(options: ServeOptions) -> None:
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             service.closing.set()
-            super().handle_exit(sig, frame)
+            # After a second Ctrl-C uvicorn would skip the rest of its end: nobody would stop a teaching then, and this
+            # process would wait for it. The end takes a few seconds, a minute where a teaching does not answer.
+            if not self.should_exit:
+                super().handle_exit(sig, frame)
 
     config = uvicorn.Config(
         app,
