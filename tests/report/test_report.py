@@ -454,7 +454,7 @@ class TestDifferences:
         assert self.compare(tmp_path, "lwf").name == "lwf"
         with pytest.raises(EfcilError, match="Name one of them: 'efc, weight=1', 'efc, weight=2'"):
             self.compare(tmp_path, "efc")
-        with pytest.raises(EfcilError, match=r"Unknown row 'fd'. Valid: efc, weight=1, efc, weight=2, lwf"):
+        with pytest.raises(EfcilError, match=r"Unknown row 'fd'. Valid: efc, weight=1; efc, weight=2; lwf"):
             self.compare(tmp_path, "fd")
 
     def test_a_metric_without_differences_is_refused(self, written: Path) -> None:
