@@ -833,11 +833,11 @@ def test_help_names_all_networks_and_augmentations() -> None:
     listed = options(Settings)["augmentation"].help.partition(": ")[2]
     assert set(re.sub(r"\(.*?\)|\.$", "", listed).replace(" ", "").split(",")) == set(AUGMENTATIONS)
     help_text = re.sub(r"\(.*?\)", "", options(Settings)["network"].help)
-    named = re.findall(r"[\w/-]+(?::[\w/-]+)?", help_text.partition("preset's: ")[2])
-    assert [name for name in named if re.search(r"\d|:|slim", name)] == [
+    named = re.findall(r"[\w/-]+(?:[:+][\w/-]+)?", help_text.partition("preset's: ")[2])
+    assert [name for name in named if re.search(r"\d|[:+]|slim", name)] == [
         "resnet18-small", "resnet18", "resnet34", "resnet50", "slim",
         "efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2",
-        "hub:OWNER/NAME", "timm:NAME", "MODULE:FUNCTION",
+        "hub:OWNER/NAME", "timm:NAME", "MODULE:FUNCTION", "NAME+NAME",
     ]  # fmt: skip
     assert set(NETWORKS) <= set(named)
 

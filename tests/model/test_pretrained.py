@@ -23,6 +23,10 @@ needs_wheel = pytest.mark.skipif(
     not backbones.installed(defaults.NETWORK), reason="the extra `pretrained` is not installed"
 )
 
+needs_wheels = pytest.mark.skipif(
+    not all(map(backbones.installed, backbones.PACKAGES)), reason="the extra `pretrained` is not installed"
+)
+
 
 def visit(folder: Path, names: str, images: int = 4) -> Path:
     """Write a folder of classes whose images have colours of their own."""
@@ -96,6 +100,26 @@ def test_a_model_needs_the_weights_no_more(tmp_path: Path, monkeypatch: pytest.M
     assert run("learn", model, "--data", visit(tmp_path / "b", "cd"), "--quiet") == 0
     assert Model.load(model).card.labels == ["a", "b", "c", "d"]
     assert run("predict", model, tmp_path / "b") == 0
+
+
+@needs_wheels
+def test_joined_networks_learn_and_need_their_weights_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, joined = tmp_path / "model", "efficientnet-lite0+efficientnet-lite1"
+    flags = ("--network", joined, "--image-size", 32, "--quiet")
+    assert run("learn", model, "--data", visit(tmp_path / "a", "ab"), *flags) == 0
+    monkeypatch.setattr(weights.Package, "find", lambda self: None)
+    assert run("learn", model, "--data", visit(tmp_path / "b", "cd"), "--quiet") == 0
+    card = Model.load(model).card
+    assert card.labels == ["a", "b", "c", "d"]
+    assert card.pretrained is not None
+    assert card.pretrained.architecture == joined
+    capsys.readouterr()
+    assert run("predict", model, tmp_path / "b", "--format", "csv") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 8
+    assert run("audit", model, "--data", tmp_path / "a") == 0
+    assert run("export", model, "--to", "torch", "--output", tmp_path / "model.pt2") == 0
 
 
 def test_without_the_extra_it_trains_from_scratch_and_says_what_to_install(

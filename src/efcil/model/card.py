@@ -26,7 +26,7 @@ from efcil.engine.trainer import Execution
 from efcil.errors import EfcilError, SettingsError, unknown
 from efcil.model.measured import HELD_OUT, Measured, group, read_measured, whole
 from efcil.network import backbones
-from efcil.network.weights import UNSTATED
+from efcil.network.weights import LONGEST_FACT, UNSTATED
 from efcil.resolution import Resolved
 from efcil.resolution.identity import recipe_as_implied
 from efcil.settings import Recipe, TrainingSettings, completed, method_settings
@@ -45,7 +45,6 @@ MADE_WITH = ("efcil", "torch", "device", "precision", "path", "deterministic", "
 KINDS = ("task", "more", "rename", "forget", "merge")
 LARGEST_IMAGE = 4096
 LONGEST_NAME = 80
-_LONGEST_FACT = 300
 MOST_CLASSES = 1_000_000
 #: The settings that belong to a model. Device and implementation belong to the machine that uses it.
 KEPT_SETTINGS = (
@@ -281,7 +280,7 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
     own = completed(cls, group(resolved["method"]))
     implied = recipe_as_implied(wanted.method, wanted.preset, own)
     _check_network(resolved["network"])
-    if resolved["network"].startswith("hub:") and facts.get("pretrained") is None:
+    if _of_hub(resolved["network"]) and facts.get("pretrained") is None:
         raise ValueError("a network of the Hub has pre-trained weights, and it describes none")
     if resolved["augmentation"] not in AUGMENTATIONS:
         raise unknown("augmentation", str(resolved["augmentation"]), AUGMENTATIONS, ModelError)
@@ -314,15 +313,19 @@ def _check_network(name: Any) -> None:
         raise ModelError(str(error)) from None
 
 
+def _of_hub(name: str) -> bool:
+    return any(part.startswith("hub:") for part in name.split(backbones.JOIN))
+
+
 def _read_pretrained(value: Any) -> Pretrained | None:
     if value is None:
         return None
     texts = {field.name: group(value)[field.name] for field in dataclasses.fields(Pretrained)}
     for name, text in texts.items():
-        if not isinstance(text, str) or not text or len(text) > _LONGEST_FACT or not text.isprintable():
+        if not isinstance(text, str) or not text or len(text) > LONGEST_FACT or not text.isprintable():
             raise ValueError(f"the {name} of its pre-trained weights is not a short text")
     _check_network(texts["architecture"])
-    if texts["architecture"].startswith("hub:"):
+    if _of_hub(texts["architecture"]):
         raise ValueError("its pre-trained weights do not name their architecture")
     _digest(texts["sha256"])
     return Pretrained(**texts)

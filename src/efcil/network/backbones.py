@@ -5,6 +5,7 @@
     hub:OWNER/NAME                                        a timm model of the Hugging Face Hub
     timm:NAME                                             any network of timm, with its weights
     MODULE:FUNCTION                                       any function that returns a module which gives features
+    NAME+NAME                                             the features of several of these, side by side
 
 A `Backbone` says which one it is and where its weights come from. Building it needs the weights only where training
 begins; a saved model holds its own.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -31,6 +32,9 @@ from efcil.network.resnet import Bottleneck, ResNet
 from efcil.network.weights import Package, View, Weights, WeightsError
 
 NONE = "none"
+#: Stands between the names of networks whose features are put side by side.
+JOIN = "+"
+_MOST_PARTS = 4
 #: Functions (MODULE:FUNCTION) that models from elsewhere may call; those that this process's user names always may.
 TRUSTED = "EFCIL_NETWORKS"
 _named: set[str] = set()
@@ -88,13 +92,15 @@ _OURS = {"resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50"}
 class Backbone:
     """One backbone: its name, what is built for it, its pre-trained weights, and the side at which it sees images.
 
-    `input_size` None leaves images as they are; otherwise they are enlarged on the device.
+    `input_size` None leaves images as they are; otherwise they are enlarged on the device. `parts` are the networks of
+    which this one is joined, where their weights are known.
     """
 
     name: str
     architecture: str
     weights: Weights | None = None
     input_size: int | None = None
+    parts: tuple[Backbone, ...] = ()
 
     @property
     def description(self) -> str:
@@ -108,6 +114,8 @@ class Backbone:
 
     def build(self, seed: int, *, load: bool = True) -> nn.Module:
         """Return the backbone on the CPU: with its pre-trained weights, or with random ones that depend on `seed`."""
+        if load and self.parts:
+            return Joined([part.build(seed) for part in self.parts])
         weights = self.weights if load else None
         bringing = weights is not None and weights.file is None
         with seeds.seeded(_OUTSIDE_SEED if bringing else seed):
@@ -128,6 +136,9 @@ class Backbone:
 
 def check_name(name: str) -> None:
     """Raise unless this is the name of a backbone, or has the form of one that is found elsewhere."""
+    if JOIN in name:
+        _check_joined(name)
+        return
     if name in NETWORKS or name.startswith(("hub:", "timm:")):
         return
     if file := re.fullmatch(r"(.*/)?(\w+)\.py:(\w+)", name):
@@ -137,14 +148,22 @@ def check_name(name: str) -> None:
             f"--network {module}:{function}"
         )
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-        raise unknown("network", name, [*NETWORKS, "hub:OWNER/NAME", "timm:NAME", "MODULE:FUNCTION"])
+        raise unknown("network", name, [*NETWORKS, "hub:OWNER/NAME", "timm:NAME", "MODULE:FUNCTION", "NAME+NAME"])
+
+
+def _check_joined(name: str) -> None:
+    parts = name.split(JOIN)
+    for part in parts:
+        check_name(part)
+    if len(set(parts)) < len(parts) or len(parts) > _MOST_PARTS:
+        raise SettingsError(f"{name} joins a network with itself, or more than {_MOST_PARTS}. Name each of them once.")
 
 
 def is_pretrained(name: str | None, weights: str | None) -> bool:
     """Say whether a network of this name, with this setting of `weights`, starts with pre-trained weights."""
     if name is None or weights == NONE:
         return False
-    return weights is not None or name in PACKAGES or ":" in name
+    return weights is not None or all(part in PACKAGES or ":" in part for part in name.split(JOIN))
 
 
 def installed(name: str) -> bool:
@@ -155,6 +174,8 @@ def installed(name: str) -> bool:
 def locate(name: str, weights: str | None = None, input_size: int | None = None) -> Backbone:
     """Return the backbone that the user asks for, its weights found, downloaded or refused."""
     check_name(name)
+    if JOIN in name:
+        return _joined(name, weights, input_size)
     if weights not in (None, NONE) and ":" in name:
         raise SettingsError(f"{name} brings its own weights, so --weights {weights} cannot be given with it.")
     if name.startswith("hub:"):
@@ -175,6 +196,28 @@ def locate(name: str, weights: str | None = None, input_size: int | None = None)
     if weights is not None:
         return Backbone(name, name, pretrained.of_file(weights, view), input_size)
     return Backbone(name, name, PACKAGES[name].weights(), input_size)
+
+
+def _joined(name: str, weights: str | None, input_size: int | None) -> Backbone:
+    """Return several networks as one, which sees images at the size that the first one knows."""
+    if weights not in (None, NONE):
+        raise SettingsError(f"{name} is more than one network, so --weights {weights} cannot be given with it.")
+    parts = tuple(locate(part, weights) for part in name.split(JOIN))
+    architecture = JOIN.join(part.architecture for part in parts)
+    known = [part.weights for part in parts if part.weights is not None]
+    if weights == NONE:
+        return Backbone(name, architecture, None, input_size)
+    if len(known) < len(parts):
+        bare = next(part.name for part in parts if part.weights is None)
+        raise SettingsError(
+            f"{bare} has no pre-trained weights of its own, and {name} needs some for each of its networks. Leave it "
+            "out, or train all of them from scratch with --weights none."
+        )
+    if len({(each.view.mean, each.view.std) for each in known}) > 1:
+        raise SettingsError(
+            f"The networks of {name} cannot be joined: they were trained on images that were normalised differently."
+        )
+    return Backbone(name, architecture, pretrained.of_parts(known), input_size, parts)
 
 
 def make_backbone(name: str, seed: int) -> nn.Module:
@@ -202,7 +245,26 @@ class Outside(nn.Module):
         return features.flatten(1).float()
 
 
+class Joined(nn.Module):
+    """Several networks that see the same images; their features stand side by side."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.feature_size = sum(_feature_size(part) for part in parts)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features (batch, n) of all parts."""
+        return torch.cat([part(images) for part in self.parts], dim=1)
+
+
+def _feature_size(backbone: nn.Module) -> int:
+    return int(backbone.feature_size)  # type: ignore[arg-type]
+
+
 def _build(architecture: str, loaded: bool) -> nn.Module:
+    if JOIN in architecture:
+        return Joined([_build(part, loaded) for part in architecture.split(JOIN)])
     if architecture in NETWORKS:
         return NETWORKS[architecture][1]()
     module = _outside(architecture, loaded)
@@ -255,8 +317,11 @@ def _outside(architecture: str, loaded: bool) -> nn.Module:
 
 def refuse_unnamed(stored: str | None, named: str | None) -> None:
     """Refuse a network that is `stored` in a folder, if it is made by a function and the user has `named` another."""
-    if stored is not None and stored != named and ":" in stored and not stored.startswith(("hub:", "timm:")):
-        refuse_untrusted(stored)
+    if stored is None or stored == named:
+        return
+    for part in stored.split(JOIN):
+        if ":" in part and not part.startswith(("hub:", "timm:")):
+            refuse_untrusted(part)
 
 
 def refuse_untrusted(name: str) -> None:
@@ -286,7 +351,7 @@ def _measured(architecture: str) -> tuple[int, int]:
     with torch.random.fork_rng(devices=[]):
         network = _build(architecture, loaded=False)
     size = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
-    return size, int(network.feature_size)  # type: ignore[arg-type]
+    return size, _feature_size(network)
 
 
 def _view_of_module(module: nn.Module) -> View:

@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,8 @@ from efcil.network.resnet import ResNet
 IMAGENET = "ImageNet-1K"
 UNSTATED = "not stated"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+#: The most characters that a model card keeps of a fact about weights.
+LONGEST_FACT = 300
 _PIECE = 1 << 20
 _CLASSIFIERS = ("fc.", "_fc.", "classifier.", "head.fc.")
 
@@ -117,6 +119,21 @@ def of_file(name: str, view: View) -> Weights:
     if not file.is_file():
         raise WeightsError(f"{file} is not a file. --weights takes a .safetensors or .pth file, or none.")
     return Weights(f"file {file.name}", UNSTATED, digest(file), UNSTATED, view, file.resolve())
+
+
+def of_parts(parts: Sequence[Weights]) -> Weights:
+    """Return the weights of several networks as those of one; its checksum is that of their checksums."""
+
+    def told(values: Iterable[str]) -> str:
+        return ", ".join(dict.fromkeys(values))[:LONGEST_FACT]
+
+    return Weights(
+        told(each.source for each in parts),
+        told(each.licence for each in parts),
+        hashlib.sha256("\n".join(each.sha256 for each in parts).encode()).hexdigest(),
+        told(each.trained_on for each in parts),
+        parts[0].view,
+    )
 
 
 def of_hub(name: str) -> tuple[dict[str, Any], Weights]:
