@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from efcil.data.tiers import Keeping
+from efcil.model import folder
 from efcil.model.card import Card
 from efcil.model.in_memory import Model
 from efcil.model.measuring import trains_network
@@ -19,9 +20,11 @@ _LOOKS = 3
 #: A training step costs about three forward passes; rotations make four images of one.
 _STEP = 3.0
 _ROTATIONS = 4
-#: Memory that a visit takes where nothing trains: a program with a network, and for every byte of the images, as the
-#: network sees them, so many. Measured with 231 to 3,696 photographs; docs/own-images.md has the numbers.
-_PROGRAM_BYTES = 540 * 10**6
+#: Memory that a visit takes where nothing trains: a program with a network, for every number of a covariance and for
+#: every byte of the images, as the network sees them, so many. Measured with 231 to 3,696 photographs, 1,280 and 3,840
+#: features; docs/own-images.md has the numbers.
+_PROGRAM_BYTES = 445 * 10**6
+_BYTES_PER_COVARIANCE = 58
 _BYTES_PER_BYTE = 1.2
 #: Less is not worth a line.
 _NOTABLE_BYTES = 2 * 10**9
@@ -48,7 +51,8 @@ def memory_needed(card: Card, images: int) -> Iterator[str]:
     """
     if trains_network(card, len(card.task_sizes)):
         return
-    needed = _PROGRAM_BYTES + _BYTES_PER_BYTE * images * 3 * card.image_size**2
+    needed = _PROGRAM_BYTES + _BYTES_PER_COVARIANCE * folder.backbone(card).feature_size ** 2
+    needed += _BYTES_PER_BYTE * images * 3 * card.image_size**2
     free = Keeping().measure(torch.device("cpu")).host
     short = free is not None and needed > free
     if short or needed >= _NOTABLE_BYTES:
