@@ -27,7 +27,7 @@ def accuracy(dataset: Dataset, seed: int, images: int, network: str | None = Non
     """Return the share of the validation images, in percent, that a model gets right after its last visit."""
     generator = np.random.default_rng(seed)
     classes = generator.permutation(len(dataset.class_names))[:CLASSES]
-    model = IncrementalClassifier() if network is None else IncrementalClassifier(network=network)
+    model = IncrementalClassifier(network=network)
     for first in range(0, CLASSES, A_VISIT):
         rows = [
             generator.permutation(np.flatnonzero(dataset.train.labels == label))[:images]

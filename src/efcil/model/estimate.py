@@ -51,8 +51,8 @@ def memory_needed(card: Card, images: int) -> Iterator[str]:
     """
     if trains_network(card, len(card.task_sizes)):
         return
-    needed = _PROGRAM_BYTES + _BYTES_PER_COVARIANCE * folder.backbone(card).feature_size ** 2
-    needed += _BYTES_PER_BYTE * images * 3 * card.image_size**2
+    covariance, pixels = folder.backbone(card).feature_size ** 2, images * 3 * card.image_size**2
+    needed = _PROGRAM_BYTES + _BYTES_PER_COVARIANCE * covariance + _BYTES_PER_BYTE * pixels
     free = Keeping().measure(torch.device("cpu")).host
     short = free is not None and needed > free
     if short or needed >= _NOTABLE_BYTES:
