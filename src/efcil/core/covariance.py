@@ -21,10 +21,10 @@ def shrink(covariances: Tensor, amount: float) -> Tensor:
     """(1 - a) S + a (tr S / n) I for covariances (C, n, n) or (n, n) and a in [0, 1]; the trace stays the same."""
     if not 0.0 <= amount <= 1.0:
         raise TrainingError(f"The shrinkage of a covariance must be between 0 and 1, but it is {amount}.")
-    size = covariances.shape[-1]
     variance = covariances.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
-    identity = torch.eye(size, dtype=covariances.dtype, device=covariances.device)
-    return (1.0 - amount) * covariances + amount * variance[..., None, None] * identity
+    shrunk = (1.0 - amount) * covariances
+    shrunk.diagonal(dim1=-2, dim2=-1).add_(amount * variance[..., None])
+    return shrunk
 
 
 def task_average(covariances: Tensor, tasks: Tensor, number_of_tasks: int) -> Tensor:

@@ -15,6 +15,9 @@ from efcil.core import prototypes
 from efcil.core.covariance import is_factored, traces, weighted_sum
 from efcil.core.growing import GrowingRows
 
+#: Features that are added to a scatter matrix together.
+_ROWS_TOGETHER = 1024
+
 
 def collect(features: Callable[[Tensor], Tensor], pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Features (N, n) and labels (N) of all (images, labels) pieces, in their order."""
@@ -79,14 +82,19 @@ class Within:
 
 def within_classes(features: Tensor, labels: Tensor, classes: Sequence[int]) -> Within:
     """Measure the features (N, n) of `classes`; `labels` (N) may hold others too. No matrix is made for every class."""
-    means, scatter, counts = [], features.new_zeros(features.shape[1], features.shape[1], dtype=torch.float64), []
-    for label in classes:
+    means, counts, scatter = [], [], features.new_zeros(features.shape[1], features.shape[1], dtype=torch.float64)
+    waiting: list[Tensor] = []
+    for place, label in enumerate(classes):
         rows = features[labels == label].double()
         prototypes.refuse_empty(label, len(rows))
         means.append(rows.mean(dim=0))
-        centred = rows - means[-1]
-        scatter += centred.T @ centred
         counts.append(len(rows))
+        waiting.append(rows - means[-1])
+        # The matrix is large, and few rows change all of it: those of several classes do so together.
+        if place == len(classes) - 1 or sum(map(len, waiting)) >= _ROWS_TOGETHER:
+            centred = torch.cat(waiting)
+            scatter.addmm_(centred.T, centred)
+            waiting.clear()
     return Within(torch.stack(means), scatter, torch.tensor(counts, device=features.device))
 
 

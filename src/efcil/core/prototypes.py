@@ -69,8 +69,10 @@ def cholesky_factors(covariances: Tensor, jitter: float = 1e-5) -> Tensor:
     """
     if is_factored(covariances):
         return covariances
-    factors = torch.empty_like(covariances)
     together = _FACTORISED_TOGETHER if covariances.device.type == "cuda" else 1
+    if len(covariances) <= together:
+        return _factorise(covariances.double(), jitter, 0).to(covariances.dtype)
+    factors = torch.empty_like(covariances)
     for start in range(0, len(covariances), together):
         part = slice(start, start + together)
         factors[part] = _factorise(covariances[part].double(), jitter, start).to(covariances.dtype)
@@ -84,13 +86,13 @@ def _factorise(covariances: Tensor, jitter: float, first: int) -> Tensor:
             "A class covariance holds values that are not finite, so no prototype can be drawn from it; training has "
             "probably diverged: lower the learning rate."
         )
-    identity = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
     factors = torch.empty_like(covariances)  # on a CPU, memory that is never touched costs nothing
     pending = torch.arange(len(covariances), device=covariances.device)
     for attempt in range(_JITTER_ATTEMPTS):
         added = max(jitter, _SMALLEST_JITTER) * 10.0**attempt if attempt else jitter
-        tried = covariances[pending] if attempt else covariances
-        attempted, failure = torch.linalg.cholesky_ex(tried + added * identity)
+        tried = covariances[pending] if attempt else covariances.clone()
+        tried.diagonal(dim1=-2, dim2=-1).add_(added)
+        attempted, failure = torch.linalg.cholesky_ex(tried)
         done = failure == 0
         if attempt == 0 and bool(done.all()):
             return attempted
