@@ -1,4 +1,4 @@
-"""Which classifier a frozen, pre-trained network should have: the tables of docs/own-images.md.
+"""Which classifier a frozen, pre-trained network should have: the tables of docs/own-images-study.md.
 
     python benchmarks/own_images.py --folder photographs/train
     python benchmarks/own_images.py --tiny-imagenet tiny-imagenet

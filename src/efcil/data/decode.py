@@ -49,7 +49,7 @@ LARGEST_USUAL_SIDE = 224
 SAMPLED_SIDES = 1000
 
 #: How much larger than the size that is asked for an image must stay when it is shrunk first. Less changes the pixels
-#: visibly, more costs time: docs/speed.md has both.
+#: visibly, more costs time: docs/speed-study.md has both.
 _KEPT = 1.5
 _REDUCTIONS = (8, 4, 2)
 #: What undoes an EXIF orientation.

@@ -31,7 +31,7 @@ class SharedDiscriminant(FrozenStatistics):
 
     @dataclass(frozen=True)
     class Settings:
-        """Hyper-parameters; docs/own-images.md says how the defaults were chosen."""
+        """Hyper-parameters; docs/own-images-study.md says how the defaults were chosen."""
 
         power: float = option(
             0.5, "Power that features are raised to, which makes them more Gaussian; 1 leaves them.", minimum=0.01

@@ -1,7 +1,7 @@
 """What a new model of one's own images is made with, where nothing is asked for.
 
 With the extra `pretrained`, a network that already knows photographs and a method that leaves it as it is; without it,
-training from scratch. docs/own-images.md has the measurements behind the choice.
+training from scratch. docs/own-images-study.md has the measurements behind the choice.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _STEP = 3.0
 _ROTATIONS = 4
 #: Memory that a visit takes where nothing trains: a program with a network, for every number of a covariance and for
 #: every byte of the images, as the network sees them, so many. Measured with 231 to 3,696 photographs, 1,280 and 3,840
-#: features; docs/own-images.md has the numbers.
+#: features; docs/own-images-study.md has the numbers.
 _PROGRAM_BYTES = 445 * 10**6
 _BYTES_PER_COVARIANCE = 58
 _BYTES_PER_BYTE = 1.2
