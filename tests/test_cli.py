@@ -431,6 +431,10 @@ class TestMistakes:
     ) -> None:
         assert len(self.named(f"run --method efc {value}", capsys)) == 1
 
+    def test_an_unknown_dataset_is_one_mistake(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        (line,) = self.named("run --method efc lwf --dataset cifar-100", capsys)
+        assert line.startswith("efcil: Unknown dataset 'cifar-100'. Did you mean 'cifar100'")
+
     def test_a_network_without_its_name_and_a_device_that_does_not_exist(
         self, trained: Recorder, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -253,14 +253,16 @@ def _known_to_none(grid: Sequence[Settings], found: Mistakes) -> list[str]:
 
 def _with_seeds_of_use(runs: Sequence[Settings], typed: bool) -> list[Settings]:
     """Return the runs without the seed of the class order (`typed` in the command) if that order needs none."""
+    if not typed:
+        return list(runs)
     shuffled = [chosen_class_order(run) == "efc" for run in runs]
-    if typed and not any(shuffled):
+    if not any(shuffled):
         raise SettingsError(
             f"Setting 'class_seed' has no effect: the class order {chosen_class_order(runs[0])} is always the same. "
             "Leave it out, or use the class order efc."
         )
     kept = zip(runs, shuffled, strict=True)
-    return [run if shuffle or not typed else dataclasses.replace(run, class_seed=None) for run, shuffle in kept]
+    return [run if shuffle else dataclasses.replace(run, class_seed=None) for run, shuffle in kept]
 
 
 def _class_orders(named: Any) -> Any:
