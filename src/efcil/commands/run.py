@@ -71,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
     add_print_commands(work)
     add_checkpoint_steps(work)
     add_log(work)
-    work.add_argument("--quiet", action="store_true", help="print only the final table")
+    work.add_argument("--quiet", action="store_true", help="print only the final table, and which runs are out of date")
     parser.set_defaults(names_all_mistakes=True)
 
 
