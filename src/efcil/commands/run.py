@@ -79,12 +79,26 @@ def execute(arguments: argparse.Namespace) -> int:
     """Check every run of the grid, train them, and print the table."""
     settings = plan(arguments)
     log = trackers(arguments)
+    if arguments.dry_run or arguments.print_commands:
+        _refuse_other_data(settings)
     if arguments.print_commands:
         print(*commands(settings, arguments, log, planned), sep="\n")
         return 0
     engine = chosen(arguments)
     with ranks.joined():
         return _train(arguments, settings, log, engine)
+
+
+def _refuse_other_data(settings: Sequence[Settings]) -> None:
+    """Refuse a place that holds another dataset, where that would be found out only by what is trained later."""
+    from efcil.data.sources import find_source
+
+    found = Mistakes()
+    for dataset, data in dict.fromkeys((each.dataset, each.data) for each in settings):
+        if data is not None:
+            with found.caught():
+                find_source(dataset).recognise(Path(data))
+    found.refuse("; nothing has been trained")
 
 
 def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequence[str], engine: Engine | None) -> int:
