@@ -8,6 +8,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -431,6 +433,10 @@ class TestMistakes:
     ) -> None:
         assert len(self.named(f"run --method efc {value}", capsys)) == 1
 
+    def test_an_unknown_dataset_is_one_mistake(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+        (line,) = self.named("run --method efc lwf --dataset cifar-100", capsys)
+        assert line.startswith("efcil: Unknown dataset 'cifar-100'. Did you mean 'cifar100'")
+
     def test_a_network_without_its_name_and_a_device_that_does_not_exist(
         self, trained: Recorder, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -450,6 +456,21 @@ class TestMistakes:
     def test_other_commands(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         _, *lines = self.named(f"learn {tmp_path}/m --data {tmp_path} --epochs x --batch-size y", capsys)
         assert len(lines) == 2
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--print-commands"])
+@pytest.mark.parametrize(
+    ("dataset", "says"), [("digits", "takes no path"), ("tiny-imagenet", "holds no validation"), ("cifar10", "label")]
+)
+def test_another_dataset_is_refused_by_what_only_prints(
+    flag: str, dataset: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train", "test"):
+        pq.write_table(pa.table({"img": ["x"], "fine_label": [0]}), tmp_path / f"{name}-00000-of-00001.parquet")
+    assert main(["run", "--dataset", dataset, "--data", str(tmp_path), flag]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert str(tmp_path) in error
 
 
 def test_a_range_of_seeds_is_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

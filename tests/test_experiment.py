@@ -382,13 +382,15 @@ def test_runs_of_another_version_of_an_own_method_are_told_apart(
     file, output = tmp_path / "mine.py", tmp_path / "runs"
     monkeypatch.setenv(methods.VARIABLE, str(file))
 
-    def run(text: str, *seeds: int) -> str:
+    def run(text: str, *seeds: int, quiet: bool = False) -> str:
         """Run as a new process would, which finds the file as it is now."""
         file.write_text(text)
         for known in (methods.available, source_digest):
             known.cache_clear()
-        run_grid([Settings(method="mine", seed=seed, **TWO_TASKS) for seed in seeds], output)
-        return capsys.readouterr().out
+        run_grid([Settings(method="mine", seed=seed, **TWO_TASKS) for seed in seeds], output, quiet=quiet)
+        printed = capsys.readouterr()
+        assert not (printed.out if quiet else printed.err)
+        return printed.err if quiet else printed.out
 
     try:
         run(OWN_METHOD, 0, 1)
@@ -398,6 +400,8 @@ def test_runs_of_another_version_of_an_own_method_are_told_apart(
         said = f"It was trained with another version of {file}; delete {places[0].path} to train it again."
         assert f"{places[0].path}: finished before, skipped. {said}" in told
         assert told.count("another version") == 1
+        quietly = run(OWN_METHOD + "# edited", 0, 2, quiet=True)
+        assert quietly == f"{places[0].path}: finished before, skipped. {said}\n"
         versions = [place.read_summary()["method_source"][:8] for place in places]
         note = f"seeds of different versions of the method: {versions[0]} (seed 0 1), {versions[2]} (seed 2)"
         assert table(places).rows[0].notes == (note,)

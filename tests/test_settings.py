@@ -188,6 +188,14 @@ class TestFiles:
         assert [(run.seed, run.method) for run in runs] == list(itertools.product((0, 1), ("efc", "finetune")))
         assert all(run.epochs == 2 for run in runs)
 
+    def test_words_that_yaml_reads_as_numbers_are_words(self, tmp_path: Path) -> None:
+        (tmp_path / "s.yaml").write_text("images_per_class: 20\ndata: 2024\n")
+        (run,) = load_config(tmp_path / "s.yaml")
+        assert (run.images_per_class, run.data) == ("20", "2024")
+        assert Settings(images_per_class=20) == Settings(images_per_class="20")  # type: ignore[arg-type]
+        with pytest.raises(SettingsError, match="must be text"):
+            Settings(images_per_class=True)  # type: ignore[arg-type]
+
     def test_tasks_imply_a_custom_scenario(self) -> None:
         (run,) = expand({"tasks": 4, "first_task_classes": 3})
         assert run.scenario == "custom"

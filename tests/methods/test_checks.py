@@ -63,6 +63,13 @@ class NoSummary(Sound):
     summary = ""
 
 
+@broken("says_what_it_is", "also names folders")
+class NameWithASlash(Sound):
+    """A name that is two folders."""
+
+    name = "a/b"
+
+
 @broken("says_what_it_is", "no documentation")
 class NoDocumentation(Sound):
     pass

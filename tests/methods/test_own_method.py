@@ -257,6 +257,20 @@ def test_what_is_wrong_with_a_file_is_said(
         found()
 
 
+@pytest.mark.parametrize(
+    "head", ["class Settings:", "@dataclass\n    class Settings:", "class Settings(Method.Settings):"]
+)
+def test_settings_that_are_no_frozen_dataclass_are_refused(
+    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the decorator, the fields of a class that inherits are no settings at all."""
+    settings = f"    {head}\n        weight: float = 1.0\n"
+    (tmp_path / "mine.py").write_text("from dataclasses import dataclass\n" + NAMED.format(name="mine") + settings)
+    monkeypatch.setenv(methods.VARIABLE, str(tmp_path / "mine.py"))
+    with pytest.raises(SettingsError, match="Settings of method mine are not a frozen dataclass"):
+        found()
+
+
 def test_files_of_one_name_are_two_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -218,6 +218,14 @@ def test_rows_that_ask_for_other_images_have_other_images(tmp_path: Path) -> Non
     assert "different images" not in render(table(find_runs([tmp_path])))
 
 
+def test_rows_of_all_images_say_so_beside_rows_of_some(tmp_path: Path) -> None:
+    for values in ({}, {"images_per_class": "5"}):
+        settings = Settings(method="efc", **values)  # type: ignore[arg-type]
+        write_run(tmp_path, "digits", "cs5", label(settings), 0, identity=identity(settings))
+    lines = render(table(find_runs([tmp_path])), "csv", ["A_step"]).splitlines()
+    assert [line["set images_per_class"] for line in csv.DictReader(lines)] == ["5", "all"]
+
+
 def test_class_orders_of_each_seed_are_not_called_those_of_the_first(tmp_path: Path) -> None:
     for values in ({"seed": 0}, {"seed": 1}, {"seed": 0, "class_seed": 0}, {"seed": 0, "class_order": "natural"}):
         settings = Settings(method="efc", dataset="digits", scenario="cs5", **values)  # type: ignore[arg-type]

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from efcil import studies
+from efcil import methods, studies
 from efcil.cli import main
 from efcil.commands.parser import read_seeds
 from efcil.data import sources
 from efcil.errors import GridError, SettingsError
+from efcil.experiment.summary import source_digest
 from efcil.settings import Settings
 from efcil.settings.engine import Engine
 
@@ -322,6 +323,47 @@ def test_a_short_schedule_has_one_seed_and_folders_of_its_own(
     assert "FAST SCHEDULE" in capsys.readouterr().out
     assert (tmp_path / "paper/mine-fast/mine-table-digits-fast.tex").exists()
     assert not (tmp_path / "paper/mine").exists()
+
+
+OWN_METHOD = """
+from efcil.methods.finetune import FineTune
+
+class Mine(FineTune):
+    name = "mine"
+    summary = "a method"
+"""
+
+
+def test_methods_without_a_feature_matrix_lack_nothing_and_edited_ones_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = STUDY.replace("frozen", "mine").replace("fetril", "efc").replace("[0, 1]", "[0]")
+    text = text.replace("{reader: curves}", "{reader: spectrum}").replace("{reader: timing}", "{reader: perturbation}")
+    (tmp_path / "study.yaml").write_text(text, encoding="utf-8")
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_METHOD)
+    monkeypatch.setenv(methods.VARIABLE, str(file))
+    command = ["paper", str(tmp_path / "study.yaml"), "--output", str(tmp_path / "runs"), "--quiet"]
+    caches = (methods.available, source_digest)
+    try:
+        for known in caches:
+            known.cache_clear()
+        assert main(command) == 0
+        printed = capsys.readouterr()
+        assert "Missing" not in printed.out
+        assert "Not counted" not in printed.out
+        assert printed.err == ""
+        file.write_text(OWN_METHOD + "# edited")
+        for known in caches:
+            known.cache_clear()
+        assert main(command) == 0
+        folder = tmp_path / "runs/digits/cs5/mine+epochs=2/seed0"
+        said = f"It was trained with another version of {file}; delete {folder} to train it again."
+        assert capsys.readouterr().err == f"{folder}: finished before. {said}\n"
+    finally:
+        monkeypatch.undo()
+        for known in caches:
+            known.cache_clear()
 
 
 def test_spectrum_noise_and_components_are_read_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

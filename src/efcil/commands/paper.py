@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from efcil.commands.engines import add_flags, chosen, train
 from efcil.commands.parser import Parser, add_checkpoint_steps, add_jobs_per_gpu, add_log, counted, read_seeds, trackers
-from efcil.errors import EfcilError, GridError, Mistakes, SettingsError, unknown
+from efcil.errors import EfcilError, GridError, Mistakes, SettingsError, printable, unknown
 
 if TYPE_CHECKING:
     from efcil.settings import Settings
@@ -141,6 +142,8 @@ def _make(
         print(filled(summed_up(runs, arguments.output, hardware, arguments.jobs_per_gpu)) + "\n")
     if arguments.dry_run:
         return 0
+    if not arguments.no_training:
+        _warn_of_changes(runs)
     failure: BaseException | None = None
     if not arguments.no_training and any(run.wanted for run in runs):
         failure = _train(runs, arguments, log, engine)
@@ -160,6 +163,17 @@ def _each_once(plans: Sequence[Sequence[Planned]]) -> list[Planned]:
         if run.wanted or run.folder.path not in found:
             found[run.folder.path] = run
     return list(found.values())
+
+
+def _warn_of_changes(runs: Sequence[Planned]) -> None:
+    """Say which finished runs were made with another version of a user's own method, or with other images."""
+    from efcil.experiment.grid import DataShelf, out_of_date
+    from efcil.studies.plan import FINISHED
+
+    shelf = DataShelf()
+    for run in runs:
+        if run.state == FINISHED and (changed := out_of_date(run.folder, run.settings, shelf)):
+            print(printable(" ".join([f"{run.folder.path}: finished before.", *changed])), file=sys.stderr)
 
 
 def _train(

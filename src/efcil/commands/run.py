@@ -71,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
     add_print_commands(work)
     add_checkpoint_steps(work)
     add_log(work)
-    work.add_argument("--quiet", action="store_true", help="print only the final table")
+    work.add_argument("--quiet", action="store_true", help="print only the final table, and which runs are out of date")
     parser.set_defaults(names_all_mistakes=True)
 
 
@@ -79,12 +79,26 @@ def execute(arguments: argparse.Namespace) -> int:
     """Check every run of the grid, train them, and print the table."""
     settings = plan(arguments)
     log = trackers(arguments)
+    if arguments.dry_run or arguments.print_commands:
+        _refuse_other_data(settings)
     if arguments.print_commands:
         print(*commands(settings, arguments, log, planned), sep="\n")
         return 0
     engine = chosen(arguments)
     with ranks.joined():
         return _train(arguments, settings, log, engine)
+
+
+def _refuse_other_data(settings: Sequence[Settings]) -> None:
+    """Refuse a place that holds another dataset, where that would be found out only by what is trained later."""
+    from efcil.data.sources import find_source
+
+    found = Mistakes()
+    for dataset, data in dict.fromkeys((each.dataset, each.data) for each in settings):
+        if data is not None:
+            with found.caught():
+                find_source(dataset).recognise(Path(data))
+    found.refuse("; nothing has been trained")
 
 
 def _train(arguments: argparse.Namespace, settings: list[Settings], log: Sequence[str], engine: Engine | None) -> int:
@@ -253,14 +267,16 @@ def _known_to_none(grid: Sequence[Settings], found: Mistakes) -> list[str]:
 
 def _with_seeds_of_use(runs: Sequence[Settings], typed: bool) -> list[Settings]:
     """Return the runs without the seed of the class order (`typed` in the command) if that order needs none."""
+    if not typed:
+        return list(runs)
     shuffled = [chosen_class_order(run) == "efc" for run in runs]
-    if typed and not any(shuffled):
+    if not any(shuffled):
         raise SettingsError(
             f"Setting 'class_seed' has no effect: the class order {chosen_class_order(runs[0])} is always the same. "
             "Leave it out, or use the class order efc."
         )
     kept = zip(runs, shuffled, strict=True)
-    return [run if shuffle or not typed else dataclasses.replace(run, class_seed=None) for run, shuffle in kept]
+    return [run if shuffle else dataclasses.replace(run, class_seed=None) for run, shuffle in kept]
 
 
 def _class_orders(named: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -24,7 +25,7 @@ from efcil.experiment import shared_tasks
 from efcil.experiment.executors.local import InProcess
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
-from efcil.experiment.summary import skip_message, source_digest
+from efcil.experiment.summary import changed_since, finished_before, source_digest
 from efcil.experiment.workers import Job, run_jobs, run_on_engine
 from efcil.output import lines
 from efcil.presets import load_preset
@@ -102,9 +103,15 @@ def run_grid(
             with suppress(BrokenPipeError):  # the reader of the output has closed it; training continues
                 print(lines(text), flush=True)
 
+    def warn(text: str) -> None:
+        if not quiet:
+            say(text)
+        elif ranks.first():  # old results that look like new ones: nobody wants that left out
+            print(lines(text), file=sys.stderr, flush=True)
+
     for each in settings:
         source_digest(each.method)  # now: the files may be edited while earlier runs train
-    grid = _Grid(settings, output, checkpoint_steps, say, debug, log)
+    grid = _Grid(settings, output, checkpoint_steps, say, warn, debug, log)
     paths = [grid.place(number) for number in range(len(settings))]
     with Waiting(say), planned(output, paths) if ranks.first() else nullcontext():
         if engine is not None and engine.name != LOCAL:
@@ -144,6 +151,7 @@ class _Grid:
     output: Path
     checkpoint_steps: int | None
     say: Callable[[str], None]
+    warn: Callable[[str], None]
     debug: bool
     log: Sequence[str]
     #: Reasons, not errors: an error keeps its stack frames alive, and with them the GPU memory of the run.
@@ -187,7 +195,7 @@ def _run_in_turn(grid: _Grid, quiet: bool) -> None:
     executor = InProcess(train)
     for number, each in enumerate(grid.settings):
         try:
-            if ranks.first_does(partial(_is_finished, each, grid.output, grid.say, shelf)):
+            if ranks.first_does(partial(_is_finished, grid, each, shelf)):
                 continue
             place = grid.place(number)
             if stop.agreed():  # requested while the previous run was finishing
@@ -208,7 +216,7 @@ def _run_beside_each_other(grid: _Grid, slots: int) -> None:
     jobs: list[Job] = []
     for number, each in enumerate(grid.settings):
         try:
-            if not _is_finished(each, grid.output, grid.say, shelf):
+            if not _is_finished(grid, each, shelf):
                 # Loading here also decodes the images before several processes need them.
                 jobs.append(_job(number, each, grid.output, shelf.get(each)))
         except Exception as error:
@@ -227,7 +235,7 @@ def _run_on_cluster(grid: _Grid, engine: Engine, jobs_per_gpu: int | None) -> No
     jobs = [
         Job(number, each, grid.place(number))
         for number, each in enumerate(grid.settings)
-        if not _is_finished(each, grid.output, grid.say, shelf)
+        if not _is_finished(grid, each, shelf)
     ]
     failed = run_on_engine(
         leaders_first(jobs), grid.output, engine, jobs_per_gpu, grid.checkpoint_steps, grid.say, grid.debug, grid.log
@@ -257,20 +265,27 @@ def _job(number: int, settings: Settings, output: Path, data: LoadedData) -> Job
     return Job(number, settings, plan.folder.path, (key, plan.store.place(key)))
 
 
-def _is_finished(settings: Settings, output: Path, say: Callable[[str], None], shelf: DataShelf) -> bool:
+def _is_finished(grid: _Grid, settings: Settings, shelf: DataShelf) -> bool:
+    folder = locate(grid.output, settings)
+    if not folder.is_finished(settings):
+        return False
+    changed = out_of_date(folder, settings, shelf)
+    (grid.warn if changed else grid.say)(finished_before(folder, changed))
+    return True
+
+
+def out_of_date(folder: RunFolder, settings: Settings, shelf: DataShelf) -> list[str]:
+    """Return a sentence for everything that has changed since a run finished: its method's file, or its images."""
+
     def now() -> str | None:
         with suppress(EfcilError, OSError):  # a finished run does not need its images
             loaded = shelf.get(settings)
             return shared_tasks.data_digest(loaded.dataset, loaded.fingerprint)
         return None
 
-    folder = locate(output, settings)
     # Published datasets do not change, and checking them takes time; in another place there may be a part of one.
     doubtful = load_preset(settings.dataset).named_by_data or _moved(folder, settings)
-    finished = skip_message(folder, settings, now if doubtful else None)
-    if finished is not None:
-        say(finished)
-    return finished is not None
+    return changed_since(folder, settings, now if doubtful else None)
 
 
 def _moved(folder: RunFolder, settings: Settings) -> bool:

@@ -42,7 +42,7 @@ from efcil.experiment import shared_tasks, state
 from efcil.experiment.plan import Plan
 from efcil.experiment.shared_tasks import SharedTask
 from efcil.experiment.state import RunState
-from efcil.experiment.summary import skip_message, summarise_run
+from efcil.experiment.summary import changed_since, finished_before, summarise_run
 from efcil.files import locked, refuse_unwritable
 from efcil.model.card import changed_computing
 from efcil.output import lines
@@ -104,14 +104,15 @@ def run_one(
 
 def _finished_before(folder: RunFolder, settings: Settings, dataset: Dataset, fingerprint: str | None) -> str | None:
     """Return the message for a run that has finished before, None if it has not; refuse one on other images."""
-    message = skip_message(folder, settings)
-    known = None if message is None else folder.read_summary().get("data")
+    if not folder.is_finished(settings):
+        return None
+    known = folder.read_summary().get("data")
     if known is not None and known != shared_tasks.data_digest(dataset, fingerprint):
         raise DataError(
             f"The run in {folder.path} was trained on other images than these. Choose another output folder, or "
             "delete it."
         )
-    return message
+    return finished_before(folder, changed_since(folder, settings))
 
 
 def refuse_thin_batches(plan: Plan) -> None:

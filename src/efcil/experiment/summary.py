@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,24 +41,27 @@ def _source(method: str) -> Path:
     return Path(sys.modules[methods.get(method).__module__].__file__ or "")
 
 
-def skip_message(folder: RunFolder, settings: Settings, data: Callable[[], str | None] | None = None) -> str | None:
-    """Return the message for a run that has finished before, None if it has not.
+def finished_before(folder: RunFolder, changed: Sequence[str]) -> str:
+    """Return the message for a run that has finished before; `changed` says what has changed since."""
+    return " ".join([f"{folder.path}: finished before, skipped.", *changed])
 
-    It says whether a user's own method has changed since; the methods of efcil change with its version. It also says
-    whether a user's own images have changed: `data` gives the digest of the present ones, None if that fails.
+
+def changed_since(folder: RunFolder, settings: Settings, data: Callable[[], str | None] | None = None) -> list[str]:
+    """Return a sentence for everything that has changed since a run finished.
+
+    That may be a user's own method; the methods of efcil change with its version. It may also be a user's own images:
+    `data` gives the digest of the present ones, None if that fails.
     """
-    if not folder.is_finished(settings):
-        return None
-    text = f"{folder.path}: finished before, skipped."
+    found = []
     summary = folder.read_summary()
+    again = f"delete {folder.path} to train it again."
     trained_on = summary.get("data")
     if data is not None and trained_on is not None and data() not in (None, trained_on):
-        text += f" The images have changed since; delete {folder.path} to train it again."
+        found.append(f"The images have changed since; {again}")
     made_with, now = summary.get("method_source"), source_digest(settings.method)
-    if settings.method in methods.bundled() or None in (made_with, now) or made_with == now:
-        return text
-    file = _source(settings.method)
-    return f"{text} It was trained with another version of {file}; delete {folder.path} to train it again."
+    if settings.method not in methods.bundled() and None not in (made_with, now) and made_with != now:
+        found.append(f"It was trained with another version of {_source(settings.method)}; {again}")
+    return found
 
 
 def summarise_run(plan: Plan, state: RunState, seconds: Mapping[str, float]) -> dict[str, Any]:

@@ -170,6 +170,13 @@ class Method(Keeping):
         for name, instead in _REPLACED.items():
             if not callable(vars(cls).get(name, len)):
                 raise SettingsError(f"Method {cls.name or cls.__name__} sets {name!r}, which is not read: {instead}.")
+        # Inherited parameters are those of another class, whose decorator knows no field of this one.
+        own = vars(cls).get("Settings")
+        if own is not None and not getattr(vars(own).get("__dataclass_params__"), "frozen", False):
+            raise SettingsError(
+                f"The Settings of method {cls.name or cls.__name__} are not a frozen dataclass. "
+                "Write @dataclass(frozen=True) above them."
+            )
 
     # -- what is known about the method before it is built -----------------------------------------------------
 

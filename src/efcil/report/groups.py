@@ -155,6 +155,8 @@ def value_of(row: Row, name: str) -> str:
         return _said(settings.get(name, "own"))
     if name == "test_views" and settings:
         return _said(settings.get(name, 1))
+    if name == "images_per_class" and settings:
+        return _said(settings.get(name, "all"))
     if name == "recipe":
         return _usual_recipe(row.method)
     if name == "answers" and settings:

@@ -251,6 +251,8 @@ def _convert(value: Any, annotation: Any) -> Any:
         return _convert_int(value)
     if annotation is float:
         return _convert_float(value)
+    if annotation is str and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)  # in YAML, 20 and the name of a folder such as 2024 are numbers
     if not isinstance(value, annotation):
         raise TypeError
     return value

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from efcil import methods
 from efcil.errors import printable, some
+from efcil.methods.base import Method
 from efcil.resolution import scenario_name
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
@@ -194,9 +196,14 @@ def known_numbers(
 
 
 def measurable(cell: Cell, measures: Iterable[str]) -> list[str]:
-    """Return the measures that a row can have: only low-rank covariances have a number of components.
+    """Return the measures that a row can have.
 
-    The results of other classifiers are its accuracies, where it names one.
+    Only low-rank covariances have a number of components, and only methods that keep a feature matrix have a spectrum
+    and directions. The results of other classifiers are its accuracies, where it names one.
     """
-    low_rank = cell.settings.overrides.get("covariance") == "low-rank"
-    return [name for name in measures if name != CLASSIFIERS and (name != "components" or low_rank)]
+    never = {CLASSIFIERS}
+    if cell.settings.overrides.get("covariance") != "low-rank":
+        never.add("components")
+    if methods.get(cell.variant.method).importance_matrix is Method.importance_matrix:
+        never |= {"spectrum", "perturbation"}
+    return [name for name in measures if name not in never]

@@ -79,6 +79,8 @@ def perturb_runs(
         run, key = locate(output, settings), key_of(cell, settings.seed)
         if not run.summary_file.exists() or measured.get("perturbation", key):
             continue
+        if not measurable(cell, ["perturbation"]):
+            continue
         try:
             if cell.dataset not in images:
                 data = None if settings.data is None else Path(settings.data)

@@ -7,6 +7,7 @@ GPU are left out where there is none.
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -54,6 +55,8 @@ def check_says_what_it_is(trial: Trial) -> None:
     """It has a name, a summary and a documentation, and its family has a recipe in every preset."""
     cls = trial.method
     require(bool(cls.name), f"{cls.__name__} has no `name`.")
+    fits = re.fullmatch(r"[\w.+-]+", cls.name) is not None
+    require(fits, f"{cls.name!r} also names folders: use letters, digits, and the characters . + - _ alone.")
     require(bool(cls.summary), f"{cls.__name__} has no `summary`.")
     require(bool(vars(cls).get("__doc__")), f"{cls.__name__} has no documentation: write a docstring.")
     for preset in presets():

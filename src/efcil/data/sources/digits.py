@@ -29,10 +29,17 @@ class Digits(Source):
     mean = 0.3054
     deviation = 0.3753
 
+    def recognise(self, path: Path) -> None:
+        """Refuse every place."""
+        raise SettingsError(
+            f"{self.title} reads no files, so it takes no path ({path} was given). Leave it out, or name the dataset "
+            "that is there; images of your own are the dataset folder."
+        )
+
     def load(self, path: Path | None, options: SourceOptions) -> Dataset:
         """Return the bundled images, 0 .. 16 scaled to 0 .. 255 and repeated over three channels."""
         if path is not None:
-            raise SettingsError(f"{self.title} reads no files, so it takes no path ({path} was given). Leave it out.")
+            self.recognise(path)
         from sklearn.datasets import load_digits
 
         bundled = load_digits()
