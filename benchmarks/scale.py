@@ -133,6 +133,7 @@ def measure(sizes: Sizes, table: Table) -> None:
     """Add the rows of one number of classes and features."""
     device, variant = sizes.device, f"{sizes.classes} classes, {sizes.features} features"
     if device.type == "cuda":
+        torch.cuda.init()  # before that there are no numbers to reset, which is an error
         torch.cuda.reset_peak_memory_stats(device)
     with tempfile.TemporaryDirectory() as folder:
         _measure_method(sizes, table, variant, Path(folder))

@@ -43,8 +43,10 @@ def test_other_ways_to_split_sums_are_tried(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(kernels, "SPLITS", ((32, 2, 4, 1),))
     monkeypatch.setattr(kernels, "REPEATS", 1)
     monkeypatch.setattr(kernels, "in_turns", lambda _, actions: {name: run() or 1.0 for name, run in actions.items()})
-    bench, table = speed.Bench(torch.device("cpu"), replace(TINY, batch=1)), speed.Table()
-    kernels.tune(bench, table, limit=600.0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Triton's interpreter is for CPUs alone
+    bench, table = speed.Bench(device, replace(TINY, batch=1)), speed.Table()
+    with bench.paths["ours"].stream():
+        kernels.tune(bench, table, limit=600.0)
     tried = [row["variant"] for row in table.rows if row["unit"] == "us"]
     assert tried[:2] == ["rows 64, most 256, warps 4, stages 3", "rows 32, most 2, warps 4, stages 1"]
     assert len(tried) == 8

@@ -118,6 +118,13 @@ def test_what_cuda_allows_stays_on_the_device(there: Tensor, allowed: Callable[[
     assert torch.equal(there.cpu() + HERE, HERE + there.cpu())
 
 
+def test_memory_is_counted_once_the_device_is_in_use(device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match="did you call init"):
+        torch.cuda.reset_peak_memory_stats(device)
+    HERE.to(device)
+    torch.cuda.reset_peak_memory_stats(device)
+
+
 def test_gradients_are_those_of_the_cpu(device: torch.device) -> None:
     module = nn.Linear(3, 2)
     module(HERE).square().sum().backward()
@@ -136,6 +143,8 @@ def test_gradients_are_those_of_the_cpu(device: torch.device) -> None:
         lambda there: there.cpu(),
         lambda there: there[there > 0],
         lambda there: there[[0, 2]],
+        lambda there: functional.one_hot((there > 0).long(), 2),
+        lambda there: torch.linalg.cholesky_ex(there.T @ there),
         lambda there: there.copy_(HERE),
         lambda there: there + HERE.to(there.device),
         lambda there: torch.tensor([1.0], device=there.device),

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from efcil.cli import main
+from efcil.testing.pretended import missing, pretended
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
@@ -40,6 +41,15 @@ def test_time_and_memory_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert {row["variant"] for row in rows} == {"10 classes, 16 features"}
     assert len(rows) == 8
     assert all(float(row["value"]) > 0 for row in rows)
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_it_is_measured_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "IMAGES", 80)
+    monkeypatch.setattr(scale, "TEST_IMAGES", 60)
+    monkeypatch.setattr(sys, "argv", ["scale.py", "--classes", "10", "--features", "16", "--device", "cuda"])
+    with pretended():
+        scale.main()
 
 
 def test_classes_beyond_the_limit_are_measured_as_factors(monkeypatch: pytest.MonkeyPatch) -> None:

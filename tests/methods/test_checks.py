@@ -24,6 +24,7 @@ from efcil.methods.memory import ClassMemory
 from efcil.network.resnet import ResNet
 from efcil.settings import option
 from efcil.testing import BACKBONE_CHECKS, METHOD_CHECKS, LeftOut, check_backbone, check_method, on_trial
+from efcil.testing.pretended import missing
 from efcil.testing.stream import blueprint, short_stream
 
 BROKEN: list[tuple[type[Method], str, str]] = []
@@ -392,6 +393,8 @@ class SelectsInAStep(Sound):
 @pytest.mark.parametrize(("method", "check", "sentence"), BROKEN, ids=[cls.__name__ for cls, *_ in BROKEN])
 def test_a_broken_method_is_found(method: type[Method], check: str, sentence: str) -> None:
     (chosen,) = (each for each in METHOD_CHECKS if each.name == check)
+    if check == "stays_on_the_device" and (reason := missing()) is not None:
+        pytest.skip(reason)
     with pytest.raises(Exception, match=re.escape(sentence)) as raised:
         chosen(on_trial(method))
     assert not isinstance(raised.value, LeftOut)

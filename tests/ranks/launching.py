@@ -23,9 +23,9 @@ _OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of processes that are to have one thread each."""
+    """Return the environment of processes that have one thread each, and no GPU, of which there may be too few."""
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
-    return kept | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return kept | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def launcher(output: Path) -> Iterator[Launch]:

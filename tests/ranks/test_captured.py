@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,10 +38,15 @@ def sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
 
         monkeypatch.setattr(dist, name, send)
     yield sent
+    gc.collect()  # NCCL waits for ever for graphs that hold its messages
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("method", ["efc", "lwf"])  # with frozen and with trained BatchNorm
 def test_steps_with_messages_can_be_captured(method: str, sending: list[str]) -> None:
-    check_captured_steps_are_the_eager_ones(on_trial(get(method)))
+    try:
+        check_captured_steps_are_the_eager_ones(on_trial(get(method)))
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # pytest keeps them, and they hold such graphs
+        raise
     assert {"all_reduce captured", "all_gather captured"} <= set(sending)

@@ -137,8 +137,11 @@ def total(*sums: Tensor) -> list[Tensor]:
 
 
 def follow(running: Tensor, new: Tensor, momentum: float) -> None:
-    """Move a running statistic towards that of a batch."""
-    running.lerp_(new.to(running.dtype), momentum)
+    """Move a running statistic towards that of a batch.
+
+    As in PyTorch's BatchNorm, its version stays: a pass of few images, which that has computed, still needs it.
+    """
+    running.data.lerp_(new.to(running.dtype), momentum)
 
 
 def unbiased(variance: Tensor, count: Tensor) -> Tensor:

@@ -39,8 +39,9 @@ _WITH_NUMBERS = _words(
 )
 #: What the host waits for.
 _WAITING = _words(
-    "item tolist cpu numpy nonzero __bool__ __int__ __float__ __index__ __contains__ equal allclose unique bincount "
-    "masked_select linalg_cholesky linalg_eigh linalg_svd linalg_svdvals linalg_inv linalg_solve linalg_lstsq"
+    "item tolist cpu numpy nonzero argwhere __bool__ __int__ __float__ __index__ __contains__ equal allclose unique "
+    "one_hot bincount masked_select linalg_cholesky linalg_cholesky_ex linalg_eigh linalg_eigvalsh linalg_svd "
+    "linalg_svdvals linalg_inv linalg_solve linalg_lstsq"
 )
 
 
@@ -116,6 +117,8 @@ class _Pretence(TorchFunctionMode):
     """Looks at every operation: refuses what the device would, and marks what comes out."""
 
     capturing = False
+    #: Whether PyTorch has begun to use the device.
+    begun = False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = function.__name__, dict(kwargs or {})
@@ -138,6 +141,7 @@ class _Pretence(TorchFunctionMode):
             there = False
         elif there:
             self._refuse_mixed(name, args, [each for each in tensors if not isinstance(each, _There)])
+        self.begun |= there
         if there and self.capturing and name in ("tensor", "as_tensor"):
             raise RuntimeError(f"torch.{name} copies from the host, which a captured step cannot.")
         for generator in _all((args, kwargs), _RealGenerator):
@@ -177,6 +181,7 @@ class _Pretence(TorchFunctionMode):
             after, rest = _means_there(rest[0]), rest[1:]
         asked = kwargs.pop("device", None)
         after = after if asked is None else _means_there(asked)
+        self.begun |= after
         if before != after and self.capturing:
             raise RuntimeError(f"{name} copies between host and device, which a captured step cannot.")
         rest = [each for each in rest if isinstance(each, torch.dtype)] or [kwargs.pop("dtype", None) or tensor.dtype]
@@ -260,6 +265,13 @@ def pretended() -> Iterator[torch.device]:
         groups = by_device(lists, with_indices).items()
         return {(next(_all(found[0], Tensor)).device, kind): found for (_, kind), found in groups}
 
+    def begin() -> None:
+        pretence.begun = True
+
+    def reset_peak(*_: Any) -> None:
+        if not pretence.begun:
+            raise RuntimeError("Allocator not initialized for device 0: did you call init?")
+
     plenty = 1 << 34
     with ExitStack() as stack:
         for where, name, instead in (
@@ -267,6 +279,8 @@ def pretended() -> Iterator[torch.device]:
             (torch.autograd, "_engine_run_backward", backward),
             (torch._C, "_group_tensors_by_device_and_dtype", grouped),
             (torch.cuda, "is_available", lambda: True),
+            (torch.cuda, "init", begin),
+            (torch.cuda, "reset_peak_memory_stats", reset_peak),
             (torch.cuda, "device_count", lambda: 1),
             (torch.cuda, "get_device_name", lambda *_: "a pretended GPU"),
             (torch.cuda, "get_device_capability", lambda *_: (7, 0)),  # of those that compute in float32
