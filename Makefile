@@ -11,8 +11,10 @@ TORCH  ?= $(shell grep '^torch==' constraints.txt)
 LEAVE_OUT = torch triton
 # Ray and submitit have an environment of their own: the other tests do without them.
 CLUSTERS ?= .venv-clusters
+# So have timm and torchvision.
+TIMM ?= .venv-timm
 
-.PHONY: run test test-browser test-clusters test-lowest crash-test lint docs clean
+.PHONY: run test test-browser test-clusters test-timm test-lowest crash-test lint docs clean
 
 # More threads than one gain little here, and suffer on a busy machine: docs/speed.md.
 run: $(VENV)/.run                    ## EFC and fine-tuning on the bundled digits, about a minute on a CPU
@@ -26,6 +28,9 @@ test-browser: $(VENV)/.test          ## the pages of `efcil serve` and `efcil re
 
 test-clusters: $(CLUSTERS)/.test     ## grids on a local Ray cluster and through submitit, some ten minutes
 	EFCIL_TEST_CLUSTERS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(CLUSTERS)/bin/python -m pytest -rs tests/clusters
+
+test-timm: $(TIMM)/.test             ## networks of the real timm, with random weights; a minute
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(TIMM)/bin/python -m pytest -rs tests/outside
 
 crash-test: $(VENV)/.test            ## kills and fails `run` and `learn` at every I/O call, some fifteen minutes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py
@@ -48,7 +53,7 @@ docs: $(VENV)/.docs                  ## pages that are made from the code (setti
 	$(BIN)/mkdocs build --quiet --strict
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(CLUSTERS) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(CLUSTERS) $(TIMM) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -64,6 +69,11 @@ $(VENV)/.test: $(VENV)/bin/python $(FILES)
 $(CLUSTERS)/.test: $(FILES)
 	$(PYTHON) -m venv $(CLUSTERS)
 	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,slurm]'
+	touch $@
+
+$(TIMM)/.test: $(FILES)
+	$(PYTHON) -m venv $(TIMM)
+	$(TIMM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,hub,onnx]' timm
 	touch $@
 
 $(VENV)/.docs: $(VENV)/bin/python $(FILES)

@@ -101,13 +101,17 @@ def some(names: Sequence[object], most: int = 5) -> str:
     return shown if more <= 0 else f"{shown} and {more} other{'s' if more > 1 else ''}"
 
 
+def suggestion(name: str, valid: Iterable[str]) -> str:
+    """Return a phrase that names the closest valid spellings of `name`, if any."""
+    near = difflib.get_close_matches(name[:200].lower(), list(valid), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
 def closest(name: str, valid: Iterable[str]) -> str:
     """Return a phrase that names the closest valid spellings of `name` (if any) and lists all valid ones."""
     options = sorted(valid)
-    near = difflib.get_close_matches(name[:200].lower(), options, n=3, cutoff=0.6)
-    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     between = "; " if any("," in option for option in options) else ", "  # rows are called by their settings, too
-    return f"{hint} Valid: {between.join(options) or '(none)'}."
+    return f"{suggestion(name, options)} Valid: {between.join(options) or '(none)'}."
 
 
 def unknown(kind: str, name: str, valid: Iterable[str], error: type[EfcilError] = SettingsError) -> EfcilError:

@@ -170,6 +170,12 @@ def test_detaching_changes_gradients_and_no_value() -> None:
     assert not torch.allclose(results[0][1], results[1][1])
 
 
+def test_kernels_without_a_centre_get_no_adapter() -> None:
+    """Pyramid transformers have convolutions of 4x4 pixels that read every fourth place."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 4, stride=4), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1))
+    assert [name for name, _ in adapted_kernels(network)] == ["2.weight"]
+
+
 def test_only_centres_of_3x3_kernels_and_heads_change() -> None:
     stream = short_stream()
     method = stream.start("ssre")

@@ -381,14 +381,17 @@ def test_memory_is_stated_where_it_is_much_or_more_than_is_free(frozen: Model, m
     card = dataclasses.replace(frozen.card, image_size=224)
     monkeypatch.setattr(tiers, "_free_host", lambda: 10**10)
     assert list(memory_needed(card, 8_000)) == []
-    assert list(memory_needed(card, 10_000)) == ["10,000 images take about 2.3 GB of memory while they are learned"]
+    assert list(memory_needed(card, 10_000)) == ["10,000 images take about 2.2 GB of memory while they are learned"]
     joined = replace(card, resolved=replace(card.resolved, network="efficientnet-lite0+efficientnet-lite1"))
     assert list(memory_needed(joined, 10_000)) == [
         "10,000 images take about 2.6 GB of memory while they are learned"
     ], "covariances of many features are large"
+    large = replace(card, resolved=replace(card.resolved, network="resnet50"))
+    (line,) = memory_needed(large, 10_000)
+    assert "about 2.8 GB" in line, "and so are large networks"
     (line,) = memory_needed(card, 60_000)
     assert line.endswith(
-        "about 11.3 GB of memory while they are learned, and 10.0 GB are free: learn fewer classes in a visit"
+        "about 11.2 GB of memory while they are learned, and 10.0 GB are free: learn fewer classes in a visit"
     )
     trained = dataclasses.replace(card, visits=())  # the first task trains, and what that takes is not known
     assert list(memory_needed(trained, 60_000)) == []

@@ -164,9 +164,11 @@ class Plan:
         """The backbone; a pre-trained one sees small images enlarged to the size it knows."""
         assert self.resolved.network is not None
         found = backbones.locate(self.resolved.network, self.settings.weights, self.settings.input_size)
-        if found.weights is None or found.input_size is not None or self.dataset.image_size >= found.weights.view.size:
-            return found
-        return replace(found, input_size=found.weights.view.size)
+        size = self.dataset.image_size
+        if found.weights is not None and found.input_size is None and size < found.weights.view.size:
+            found = replace(found, input_size=found.weights.view.size)
+        found.refuse_images(found.input_size or size)
+        return found
 
     @property
     def traits(self) -> Traits:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from efcil.core import gaussians
 from efcil.core.losses import cross_entropy, weighted_mean
 from efcil.data.store import TaskImages
+from efcil.errors import SettingsError
 from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms, Traits
 from efcil.methods.memory import ClassMemory
 from efcil.network import fast
@@ -67,6 +68,11 @@ class RepresentationExpansion(Method):
 
     def __init__(self, network: IncrementalNetwork, settings: Settings | None = None) -> None:
         super().__init__(network, settings)
+        if not adapted_kernels(network.backbone):
+            raise SettingsError(
+                "ssre trains adapters beside convolutions of 3x3 pixels or more, and this network has none behind its "
+                "first layer, as transformers have not. Choose another method, or a convolutional network."
+            )
         self.adapters = nn.ParameterDict()
 
     @classmethod
@@ -179,7 +185,7 @@ class _Features(nn.Module):
 
 
 def adapted_kernels(backbone: nn.Module) -> list[tuple[str, Tensor]]:
-    """Name and kernel of every convolution of 3x3 pixels or more, except the first one, the stem.
+    """Name and kernel of every convolution that has a centre (3x3 pixels, 5x5, ...), except the first one, the stem.
 
     In a ResNet these are the convolutions inside the residual blocks, without the shortcuts.
     """
@@ -188,7 +194,7 @@ def adapted_kernels(backbone: nn.Module) -> list[tuple[str, Tensor]]:
         for name, module in backbone.named_modules()
         if isinstance(module, nn.Conv2d) and module.kernel_size[0] == module.kernel_size[1] >= 3
     ]
-    return wide[1:]
+    return [(name, weight) for name, weight in wide[1:] if weight.shape[-1] % 2]
 
 
 def _centred(adapter: Tensor, side: int) -> Tensor:

@@ -203,7 +203,8 @@ def spare_covariances(method: Method) -> list[str]:
 
 def purposes_of(card: Card) -> tuple[purposes.Purpose, ...]:
     """Return the purposes that a tensor of this model may have."""
-    return purposes.including(model_folder.skeleton(card).purposes())
+    method = model_folder.skeleton(card)
+    return purposes.including(method.purposes(), method.network.backbone)
 
 
 def misfits(card: Card, tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -20,11 +20,12 @@ _LOOKS = 3
 #: A training step costs about three forward passes; rotations make four images of one.
 _STEP = 3.0
 _ROTATIONS = 4
-#: Memory that a visit takes where nothing trains: a program with a network, for every number of a covariance and for
-#: every byte of the images, as the network sees them, so many. Measured with 231 to 3,696 photographs, 1,280 and 3,840
-#: features; docs/own-images-study.md has the numbers.
-_PROGRAM_BYTES = 445 * 10**6
-_BYTES_PER_COVARIANCE = 58
+#: Memory that a visit takes where nothing trains: a program, and for every byte of the network, every number of a
+#: covariance and every byte of the images, as the network sees them, so many. Measured with 231 to 3,696 photographs,
+#: 1,280 and 3,840 features (docs/own-images-study.md has the numbers), and networks of 1 to 350 MB.
+_PROGRAM_BYTES = 407 * 10**6
+_BYTES_PER_WEIGHT_BYTE = 4
+_BYTES_PER_COVARIANCE = 48
 _BYTES_PER_BYTE = 1.2
 #: Less is not worth a line.
 _NOTABLE_BYTES = 2 * 10**9
@@ -51,8 +52,9 @@ def memory_needed(card: Card, images: int) -> Iterator[str]:
     """
     if trains_network(card, len(card.task_sizes)):
         return
-    covariance, pixels = folder.backbone(card).feature_size ** 2, images * 3 * card.image_size**2
-    needed = _PROGRAM_BYTES + _BYTES_PER_COVARIANCE * covariance + _BYTES_PER_BYTE * pixels
+    backbone, pixels = folder.backbone(card), images * 3 * card.image_size**2
+    needed = _PROGRAM_BYTES + _BYTES_PER_WEIGHT_BYTE * backbone.bytes() + _BYTES_PER_BYTE * pixels
+    needed += _BYTES_PER_COVARIANCE * backbone.feature_size**2
     free = Keeping().measure(torch.device("cpu")).host
     short = free is not None and needed > free
     if short or needed >= _NOTABLE_BYTES:

@@ -74,6 +74,7 @@ class Model:
             )
         if image_size > LARGEST_IMAGE:
             raise SettingsError(f"Images of {image_size} pixels are too large; the limit is {LARGEST_IMAGE}.")
+        backbone.refuse_images(settings.input_size or image_size)
         refuse_unused([settings], settings.overrides)
         card = Card(
             settings=training_settings(settings),

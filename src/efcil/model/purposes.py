@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import nn
 
 from efcil.methods.kept import Purpose
 
+#: How the patterns of the network's tensors begin.
+_BACKBONE = r"network\.backbone\."
 _WEIGHTS = (
     "Sums of gradients over all images and epochs. No image is stored in them; like the weights of every network "
 )
 
 PURPOSES = (
     Purpose(
-        r"network\.backbone\..+\.(weight|bias)",
+        _BACKBONE + r".+\.(weight|bias)",
         "backbone weights",
         "turn an image into features",
         _WEIGHTS + "they can reveal whether an image was among the training images (membership inference).",
@@ -52,8 +57,7 @@ PURPOSES = (
 
 #: What no visit has trained, by the beginning of its pattern, of a network that is as it was published.
 _UNTRAINED = {
-    r"network\.backbone\.": "As published: no visit has changed them, so nothing about your images can be learned from "
-    "them.",
+    _BACKBONE: "As published: no visit has changed them, so nothing about your images can be learned from them.",
     r"network\.heads\.": "Random numbers that no visit has trained, so nothing about your images can be learned from "
     "them.",
 }
@@ -65,9 +69,16 @@ def recovery(purpose: Purpose, *, as_pretrained: bool) -> str:
     return next(known, purpose.recovery)
 
 
-def including(declared: Mapping[str, Purpose]) -> tuple[Purpose, ...]:
-    """Return the list, followed by what a method declares (`Method.purposes`)."""
-    return (*PURPOSES, *declared.values())
+def including(declared: Mapping[str, Purpose], backbone: nn.Module | None = None) -> tuple[Purpose, ...]:
+    """Return the list, followed by what a method declares (`Method.purposes`).
+
+    In a `backbone` from elsewhere not all parameters are called weight or bias.
+    """
+    named = [] if backbone is None else [name for name, _ in backbone.named_parameters(remove_duplicate=False)]
+    weights, *others = PURPOSES
+    usual = weights.pattern.removeprefix(_BACKBONE)
+    own = "|".join([usual, *(re.escape(name) for name in named if not re.fullmatch(usual, name))])
+    return (replace(weights, pattern=f"{_BACKBONE}({own})"), *others, *declared.values())
 
 
 def purpose_of(name: str, known: Sequence[Purpose] = PURPOSES) -> Purpose | None:

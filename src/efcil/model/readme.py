@@ -206,7 +206,7 @@ def _stored(card: Card) -> Iterator[str]:
 
 def _purposes(method: Method) -> list[Any]:
     """Return the purposes of the tensors that the method has, each once."""
-    known = purposes.including(method.purposes())
+    known = purposes.including(method.purposes(), method.network.backbone)
     found = (purposes.purpose_of(name, known) for name in method.state_dict())
     return list(dict.fromkeys(purpose for purpose in found if purpose is not None))
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from efcil import seeds
-from efcil.errors import SettingsError, unknown
+from efcil.errors import SettingsError, shortened, some, suggestion, unknown
 from efcil.network import weights as pretrained
 from efcil.network.efficientnet import EfficientNetLite
 from efcil.network.resnet import Bottleneck, ResNet
@@ -34,6 +34,8 @@ from efcil.network.weights import Package, View, Weights, WeightsError
 NONE = "none"
 #: Stands between the names of networks whose features are put side by side.
 JOIN = "+"
+#: Begins the names of networks of timm.
+TIMM = "timm:"
 _MOST_PARTS = 4
 #: Functions (MODULE:FUNCTION) that models from elsewhere may call; those that this process's user names always may.
 TRUSTED = "EFCIL_NETWORKS"
@@ -133,13 +135,19 @@ class Backbone:
         """How many features the backbone gives."""
         return _measured(self.architecture)[1]
 
+    def refuse_images(self, side: int) -> None:
+        """Refuse images of this size that a network from elsewhere cannot read: transformers want certain sizes."""
+        known = None if self.weights is None or self.parts else self.weights.view.size
+        if ":" in self.architecture and side != known:
+            _readable(self.architecture, side)
+
 
 def check_name(name: str) -> None:
     """Raise unless this is the name of a backbone, or has the form of one that is found elsewhere."""
     if JOIN in name:
         _check_joined(name)
         return
-    if name in NETWORKS or name.startswith(("hub:", "timm:")):
+    if name in NETWORKS or name.startswith(("hub:", TIMM)):
         return
     if file := re.fullmatch(r"(.*/)?(\w+)\.py:(\w+)", name):
         folder, module, function = file.groups()
@@ -176,20 +184,20 @@ def locate(name: str, weights: str | None = None, input_size: int | None = None)
     check_name(name)
     if JOIN in name:
         return _joined(name, weights, input_size)
-    if weights not in (None, NONE) and ":" in name:
+    if weights not in (None, NONE) and ":" in name and not name.startswith(TIMM):
         raise SettingsError(f"{name} brings its own weights, so --weights {weights} cannot be given with it.")
     if name.startswith("hub:"):
         if weights == NONE:
             raise SettingsError("A network of the Hub is asked for because of its weights; leave out --weights none.")
         config, found = pretrained.of_hub(name.removeprefix("hub:"))
         architecture = _OURS.get(config["architecture"], f"timm:{config['architecture']}")
-        if architecture.startswith("timm:"):
+        if architecture.startswith(TIMM):
             _timm()
         return Backbone(name, architecture, found, input_size)
     if ":" in name:
-        if not name.startswith("timm:"):
+        if not name.startswith(TIMM):
             _named.add(name)
-        return Backbone(name, name, None if weights == NONE else _outside_weights(name), input_size)
+        return Backbone(name, name, _outside_weights(name, weights), input_size)
     if weights == NONE or not is_pretrained(name, weights):
         return Backbone(name, name, None, input_size)
     view = PACKAGES[name].view if name in PACKAGES else View()
@@ -268,22 +276,23 @@ def _build(architecture: str, loaded: bool) -> nn.Module:
     if architecture in NETWORKS:
         return NETWORKS[architecture][1]()
     module = _outside(architecture, loaded)
-    size = getattr(module, "feature_size", None) or getattr(module, "num_features", None)
+    # timm: some networks have layers between the features that `num_features` counts and those that they give.
+    stated = (getattr(module, name, None) for name in ("feature_size", "head_hidden_size", "num_features"))
+    size = next((size for size in stated if size), None)
     if not isinstance(size, int):
-        size = _tried_size(architecture, module)
+        size = _tried_size(architecture, module, _view_of_module(module).size)
     return Outside(module, size)
 
 
-def _tried_size(architecture: str, module: nn.Module) -> int:
-    """Return how many features a module gives that does not say so."""
-    side = _view_of_module(module).size
+def _tried_size(architecture: str, module: nn.Module, side: int) -> int:
+    """Return how many features a module gives for an image of this size."""
     try:
         with torch.no_grad():
             features = Outside(module, 0).eval()(torch.zeros(1, 3, side, side))
     except Exception as error:  # somebody's code
         raise SettingsError(
-            f"The network {architecture} gives no features for an image of {side} x {side} pixels "
-            f"({type(error).__name__}: {error}). It must map images (batch, 3, height, width) to features (batch, n)."
+            f"The network {architecture} gives no features for an image of {side} x {side} pixels ({_reason(error)}). "
+            + _advice(module, side)
         ) from None
     module.train()
     return int(features.shape[1])
@@ -291,14 +300,8 @@ def _tried_size(architecture: str, module: nn.Module) -> int:
 
 def _outside(architecture: str, loaded: bool) -> nn.Module:
     """Return a module of timm, or of the user's own function; with its weights if `loaded`."""
-    if architecture.startswith("timm:"):
-        timm, name = _timm(), architecture.removeprefix("timm:")
-        if not timm.is_model(name):
-            raise WeightsError(f"timm has no network called {name!r}. See timm.list_models().")
-        try:
-            return timm.create_model(name, pretrained=loaded, num_classes=0)
-        except Exception as error:  # no network, no weights
-            raise WeightsError(f"timm could not make {name} ({type(error).__name__}: {error}).") from None
+    if architecture.startswith(TIMM):
+        return _of_timm(architecture.removeprefix(TIMM), loaded)
     refuse_untrusted(architecture)
     module_name, _, function = architecture.partition(":")
     try:
@@ -315,12 +318,52 @@ def _outside(architecture: str, loaded: bool) -> nn.Module:
     return made
 
 
+def _advice(module: nn.Module, side: int) -> str:
+    """Return what to do about a module that cannot read images of this size."""
+    if isinstance(module, Joined):
+        sizes = some([_view_of_module(part).size for part in module.parts])
+        return f"Its networks are made for {sizes} pixels; --image-size gives one that all of them can read."
+    size = _view_of_module(module).size
+    if size == side:
+        return "It must map images (batch, 3, height, width) to features (batch, n)."
+    return (
+        f"It is made for {size} x {size}: give `efcil learn` --image-size {size}, or `efcil run` --input-size {size}."
+    )
+
+
+def _of_timm(name: str, loaded: bool) -> nn.Module:
+    timm = _timm()
+    if not timm.is_model(name):
+        near = suggestion(name.partition(".")[0], timm.list_models())
+        raise WeightsError(f"timm has no network called {shortened(name)!r}.{near} See timm.list_models().")
+    try:
+        try:  # transformers that can read images of other sizes than they were trained on
+            return timm.create_model(name, pretrained=loaded, num_classes=0, dynamic_img_size=True)
+        except TypeError:
+            return timm.create_model(name, pretrained=loaded, num_classes=0)
+    except Exception as error:  # no network, no weights
+        architecture, _, tag = name.partition(".")
+        known = timm.list_models(f"{architecture}.*", pretrained=True)
+        if tag and name not in known:
+            advice = f"It knows {some(known)}." if known else f"It knows no weights of {architecture}."
+        elif loaded:
+            advice = "Check the network, or give a file of its weights with --weights FILE, or --weights none."
+        else:
+            advice = "Try another version of timm."
+        raise WeightsError(f"timm could not make {shortened(name)} ({_reason(error)}). {advice}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what somebody's code has raised, without a full stop: the first line, as others may quote tensors."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}"
+
+
 def refuse_unnamed(stored: str | None, named: str | None) -> None:
     """Refuse a network that is `stored` in a folder, if it is made by a function and the user has `named` another."""
     if stored is None or stored == named:
         return
     for part in stored.split(JOIN):
-        if ":" in part and not part.startswith(("hub:", "timm:")):
+        if ":" in part and not part.startswith(("hub:", TIMM)):
             refuse_untrusted(part)
 
 
@@ -345,6 +388,12 @@ def _timm() -> Any:
 
 
 @cache
+def _readable(architecture: str, side: int) -> None:
+    with torch.random.fork_rng(devices=[]):
+        _tried_size(architecture, _build(architecture, loaded=False), side)
+
+
+@cache
 def _measured(architecture: str) -> tuple[int, int]:
     """Bytes of the parameters, and number of features."""
     # Built for it: on the device `meta`, which allocates nothing, the first network takes a second.
@@ -356,6 +405,8 @@ def _measured(architecture: str) -> tuple[int, int]:
 
 def _view_of_module(module: nn.Module) -> View:
     """Return the view that a module states: timm's pretrained_cfg, or attributes input_size, mean and std."""
+    if isinstance(module, Outside):
+        return _view_of_module(module.module)
     stated = dict(getattr(module, "pretrained_cfg", None) or {})
     for name in ("input_size", "mean", "std"):
         if getattr(module, name, None) is not None:
@@ -366,15 +417,24 @@ def _view_of_module(module: nn.Module) -> View:
     return pretrained.view_of(size, stated.get("mean") or default.mean, stated.get("std") or default.std)
 
 
-def _outside_weights(name: str) -> Weights:
-    """Describe the weights of a network that brings its own; their checksum is that of all its tensors."""
+def _outside_weights(name: str, file: str | None) -> Weights | None:
+    """Describe the weights of a network from elsewhere, None where it gets none.
+
+    It brings them, and their checksum is that of all its tensors; or they are in a `file`.
+    """
+    if file == NONE:
+        return None
     with seeds.seeded(_OUTSIDE_SEED):
-        module = _outside(name, loaded=True)
+        module = _outside(name, loaded=file is None)
+    if file is not None:
+        return pretrained.of_file(file, _view_of_module(module))
     stated = dict(getattr(module, "pretrained_cfg", None) or {})
     licence = str(stated.get("license") or getattr(module, "licence", None) or pretrained.UNSTATED)[:80]
-    source = name.replace("timm:", "timm ") if name.startswith("timm:") else f"function {name}"
-    trained_on = pretrained.UNSTATED
-    return Weights(source, licence, _tensor_digest(module), trained_on, _view_of_module(module))
+    source = f"function {name}"
+    if name.startswith(TIMM):  # which of several weights a name without a tag has got
+        tag = stated.get("tag") if "." not in name else None
+        source = f"timm {name.removeprefix(TIMM)}" + (f".{tag}" if tag else "")
+    return Weights(source, licence, _tensor_digest(module), pretrained.UNSTATED, _view_of_module(module))
 
 
 def _tensor_digest(module: nn.Module) -> str:

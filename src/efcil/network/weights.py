@@ -28,6 +28,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 #: The most characters that a model card keeps of a fact about weights.
 LONGEST_FACT = 300
 _PIECE = 1 << 20
+#: A network from elsewhere is a module of its own inside the backbone.
+_MODULE = "module."
 _CLASSIFIERS = ("fc.", "_fc.", "classifier.", "head.fc.")
 
 
@@ -156,7 +158,7 @@ def of_hub(name: str) -> tuple[dict[str, Any], Weights]:
         ) from None
     if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
         raise WeightsError(f"{repository} is not a timm model: its config.json names no architecture.")
-    return config, Weights(*_hub_facts(config, repository, revision), digest(file), IMAGENET, _hub_view(config), file)
+    return config, Weights(*_hub_facts(config, repository, revision), digest(file), UNSTATED, _hub_view(config), file)
 
 
 def _hub_facts(config: Mapping[str, Any], repository: str, revision: str) -> tuple[str, str]:
@@ -194,8 +196,9 @@ def load_into(backbone: nn.Module, weights: Weights) -> None:
     unknown = [name for name in found if name not in expected]
     if missing or wrong or unknown:
         what = "lacks" if missing else "has another shape of" if wrong else "also has"
+        names = [name.removeprefix(_MODULE) for name in missing or wrong or unknown]
         raise WeightsError(
-            f"{weights.file.name} does not fit this network: it {what} {some(missing or wrong or unknown, 3)}. "
+            f"{weights.file.name} does not fit this network: it {what} {some(names, 3)}. "
             "Name the network that the weights are of with --network."
         )
     backbone.load_state_dict({**expected, **{name: value.to(expected[name].dtype) for name, value in found.items()}})
@@ -224,16 +227,25 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 def translated(backbone: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors under the names that our networks use, without those of a classifier."""
-    kept = {name: value for name, value in tensors.items() if not name.startswith(_CLASSIFIERS)}
-    for prefix in ("", "module."):  # a network from elsewhere is a module of its own inside the backbone
-        if {prefix + name for name in kept} <= set(backbone.state_dict()):
-            return {prefix + name: value for name, value in kept.items()}
+    known, classifiers = set(backbone.state_dict()), _CLASSIFIERS + _classifiers_of_timm(backbone)
+    prefix = _MODULE if any(name.startswith(_MODULE) for name in known) else ""
+    kept = {
+        name: value for name, value in tensors.items() if prefix + name in known or not name.startswith(classifiers)
+    }
+    if prefix or kept.keys() <= known:
+        return {prefix + name: value for name, value in kept.items()}
     if isinstance(backbone, ResNet):
         starts = [sum(backbone.block_counts[:stage]) for stage in range(len(backbone.block_counts))]
         return {_resnet_name(name, starts): value for name, value in kept.items()}
     if any(name.startswith("_conv_stem") for name in kept):
         return {_lite_name(name): value for name, value in kept.items()}
     return dict(zip(_timm_lite_names(kept), kept.values(), strict=True))
+
+
+def _classifiers_of_timm(backbone: nn.Module) -> tuple[str, ...]:
+    """How the names of the classifiers of a network of timm begin, as it states them: a text or several."""
+    stated = dict(getattr(getattr(backbone, "module", None), "pretrained_cfg", None) or {}).get("classifier") or ()
+    return tuple(f"{name}." for name in ((stated,) if isinstance(stated, str) else stated))
 
 
 def _resnet_name(name: str, starts: list[int]) -> str:

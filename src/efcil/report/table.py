@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from efcil.data.domains import counted
 from efcil.errors import EfcilError
+from efcil.network.weights import UNSTATED
 from efcil.report.groups import Group, changes_of, groups
 from efcil.report.paper import PaperValue, paper_value
 from efcil.resolution import label
@@ -260,8 +261,12 @@ def _in_full(name: str, settings: Settings | None) -> tuple[str, ...]:
 def _pretrained(summaries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Return a note on networks that have seen other images before the first task."""
     found = [mapping(summary, "pretrained") for summary in summaries]
-    words = [f"pre-trained on {facts.get('trained_on')} ({facts.get('source')})" for facts in found if facts]
-    return tuple(dict.fromkeys(words))
+    return tuple(dict.fromkeys(_of_weights(facts) for facts in found if facts))
+
+
+def _of_weights(facts: Mapping[str, Any]) -> str:
+    data = facts.get("trained_on")
+    return f"pre-trained{'' if data == UNSTATED else f' on {data}'} ({facts.get('source')})"
 
 
 def _answers(summaries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
