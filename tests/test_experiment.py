@@ -561,6 +561,8 @@ class TestFirstTask:
         [
             ({"method": "efc"}, True),
             ({"scenario": "custom", "tasks": 4, "first_task_classes": 2}, True),
+            ({"scenario": "custom", "task_sizes": "2,1,3,4"}, True),
+            ({"scenario": "custom", "task_sizes": "3,3,4"}, False),
             ({"epochs": 7}, True),
             ({"overrides": {"later.learning_rate": 0.5}}, True),
             ({"seed": 1, "class_seed": 0}, False),

@@ -203,6 +203,28 @@ class TestFiles:
         assert scenario_name(replace(run, first_task_classes=None)) == "custom-4"
         assert scenario_name(Settings()) == "cs5"
 
+    def test_tasks_of_any_sizes(self) -> None:
+        first, second = (expand({"task_sizes": text, "method": "efc"})[0] for text in ("4, 3,03", "4,6x1"))
+        assert [run.scenario for run in (first, second)] == ["custom", "custom"]
+        assert [run.sizes for run in (first, second)] == [(4, 3, 3), (4, 1, 1, 1, 1, 1, 1)]
+        assert [scenario_name(run) for run in (first, second)] == ["custom-of-4-2x3", "custom-of-4-6x1"]
+        assert first == Settings(method="efc", task_sizes="4,2x3")
+        long = [scenario_name(Settings(task_sizes=",".join(map(str, range(1, 99))) + end)) for end in ("", ",1")]
+        assert len(set(long)) == 2
+        assert max(map(len, long)) <= 60
+
+    @pytest.mark.parametrize("text", ["", "4,", "4;6", "0,10", "4x", "x4", "-4,6", "4.0", "5 5", "20000x1", "1x" * 9])
+    def test_task_sizes_that_are_none(self, text: str) -> None:
+        with pytest.raises(SettingsError, match="such as 50,30,20 or 50,5x10"):
+            Settings(task_sizes=text)
+
+    def test_task_sizes_beside_other_descriptions(self) -> None:
+        for other in ({"tasks": 2}, {"first_task_classes": 4}):
+            with pytest.raises(SettingsError, match="Leave out tasks and first_task_classes, or task_sizes"):
+                Settings(task_sizes="5,5", **other)  # type: ignore[arg-type]
+        with pytest.raises(SettingsError, match="'cs5' has its own tasks, so their sizes cannot be set"):
+            Settings(task_sizes="5,5", scenario="cs5")
+
     @pytest.mark.parametrize(
         ("text", "says"),
         [

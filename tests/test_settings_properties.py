@@ -25,6 +25,7 @@ from efcil.resolution.data import CHOICES
 from efcil.resolution.unused import unused_overrides, without_unused
 from efcil.runfolder import RunFolder, RunFolderError, locate
 from efcil.settings import NAMED_CLASS_ORDERS, Option, Recipe, Settings, options
+from efcil.settings.benchmark import TASK_SETTINGS
 from efcil.settings.options import show
 
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -39,7 +40,7 @@ NAMES: dict[str, Any] = {
     "classifier": ("own",),
 }
 #: These belong to other sources, or need each other; they are drawn apart or left out.
-LEFT_OUT = ("data", "tasks", "first_task_classes", "held_out", "image_size", "overrides", *CHOICES, "images_per_class")
+LEFT_OUT = ("data", *TASK_SETTINGS, "held_out", "image_size", "overrides", *CHOICES, "images_per_class")
 
 
 def values(option: Option) -> st.SearchStrategy[Any]:

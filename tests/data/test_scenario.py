@@ -97,6 +97,12 @@ def test_custom_scenarios() -> None:
     assert sizes("custom", 7, tasks=1, first_task_classes=7) == (7,)
     assert make_scenario("custom", 9, order=range(9), tasks=3).name == "custom-3"
     assert make_scenario("custom", 9, order=range(9), tasks=3, first_task_classes=5).name == "custom-3-first-5"
+    made = make_scenario("custom", 9, order=range(9), task_sizes=(3, 1, 1, 4))
+    assert (made.task_sizes, made.name) == ((3, 1, 1, 4), "custom-of-3-2x1-4")
+    with pytest.raises(SettingsError, match=r"^Tasks of 3,2x1 classes are 5 classes together, but digits has 9\."):
+        make_scenario("custom", 9, order=range(9), task_sizes=(3, 1, 1), dataset="digits")
+    with pytest.raises(SettingsError, match="cs5 has its own tasks"):
+        sizes("cs5", 10, task_sizes=(5, 5))
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,14 @@ from efcil.resolution.config import VARY_KEY, is_record
 from efcil.resolution.identity import class_order_identity
 from efcil.resolution.unused import refuse_unused, without_unused
 from efcil.settings import Recipe, Settings, options
-from efcil.settings.benchmark import NAMED_CLASS_ORDERS
+from efcil.settings.benchmark import NAMED_CLASS_ORDERS, TASK_SETTINGS
 from efcil.settings.engine import Engine
 from efcil.settings.recipe import STAGES
 
 DEFAULT_METHODS = ["efc", "finetune"]
-_SCENARIO = frozenset({"scenario", "tasks"})
+#: Flags that describe a whole scenario, and all that belong to one.
+_SCENARIO = frozenset({"scenario", "tasks", "task_sizes"})
+_OF_SCENARIO = ("scenario", *TASK_SETTINGS)
 
 HELP = "train methods on a stream of tasks"
 DESCRIPTION = """\
@@ -174,9 +176,9 @@ def _described(arguments: argparse.Namespace, found: Mistakes) -> dict[str, Any]
     in_file, several_in_file = values.pop("overrides", {}), values.pop(VARY_KEY, {})
     if not _SCENARIO.isdisjoint(flags):
         # The command line describes the scenario, so the file's description of the scenario no longer applies.
-        values = _without(values, (*_SCENARIO, "first_task_classes"))
-    if any(name in flags and name not in given for name in (*_SCENARIO, "first_task_classes")):
-        given = _without(given, (*_SCENARIO, "first_task_classes"))  # half of a description would be another mistake
+        values = _without(values, _OF_SCENARIO)
+    if any(name in flags and name not in given for name in _OF_SCENARIO):
+        given = _without(given, _OF_SCENARIO)  # half of a description would be another mistake
     values = {"method": list(DEFAULT_METHODS), **values, **given}
     values["overrides"] = {**_without(in_file, several), **overrides}
     values[VARY_KEY] = {**_without(several_in_file, overrides), **several}

@@ -22,7 +22,7 @@ import numpy as np
 from efcil.data.domains import SEPARATOR, need_domains
 from efcil.errors import DataError, SettingsError, closest, shortened, unknown
 from efcil.safe_json import parse, read_text, whole_number
-from efcil.settings.benchmark import DOMAINS
+from efcil.settings.benchmark import CUSTOM, DOMAINS, custom_name, show_task_sizes
 
 #: From the code of the authors of DN4IL (NeurAI-Lab/DUCA, datasets/dn4il.py).
 DN4IL_DOMAINS = ("real", "clipart", "infograph", "painting", "sketch", "quickdraw")
@@ -41,7 +41,7 @@ SCENARIOS = {
     "cs10": "cold start: 10 equal tasks",
     "cs20": "cold start: 20 equal tasks",
     DOMAINS: "one domain a task, for datasets whose classes are called domain/answer",
-    "custom": "any number of tasks, with a first task of any size",
+    CUSTOM: "any number of tasks, with a first task of any size, or tasks of any sizes",
 }
 # (steps, classes) -> classes per step, if publications depart from the rule: ImageNet-1K as 400 + 20 x 30.
 _PUBLISHED_STEPS = {(20, 1000): 30}
@@ -130,12 +130,13 @@ def make_scenario(
     order: Sequence[int],
     tasks: int | None = None,
     first_task_classes: int | None = None,
+    task_sizes: Sequence[int] | None = None,
     dataset: str | None = None,
 ) -> Scenario:
     """Split `classes` classes into the tasks of scenario `name`; error messages use the name `dataset`.
 
-    `tasks` (including the first one) and `first_task_classes` are for the scenario "custom" only; the result is then
-    called custom-<tasks> or custom-<tasks>-first-<classes>, so that different scenarios have different names.
+    `tasks` (including the first one) and `first_task_classes`, or instead of them `task_sizes`, are for the scenario
+    "custom" only; the result is then called by them, so that different scenarios have different names.
     """
     if name not in SCENARIOS:
         raise unknown("scenario", name, SCENARIOS)
@@ -144,12 +145,18 @@ def make_scenario(
         raise SettingsError(f"The domains of {called} are not known, so they cannot be the tasks of a scenario.")
     if len(order) != classes:
         raise SettingsError(f"The class order lists {len(order)} classes, but {called} has {classes}.")
-    if name == "custom":
-        sizes = _custom_sizes(classes, tasks, first_task_classes, called)
-        name = f"custom-{tasks}" + (f"-first-{first_task_classes}" if first_task_classes is not None else "")
-    elif tasks is not None or first_task_classes is not None:
+    if name == CUSTOM:
+        given = None if task_sizes is None else tuple(task_sizes)
+        sizes = _custom_sizes(classes, tasks, first_task_classes, called) if given is None else list(given)
+        name = custom_name(tasks, first_task_classes, given)
+        if sum(sizes) != classes:
+            raise SettingsError(
+                f"Tasks of {shortened(show_task_sizes(tuple(sizes)))} classes are {sum(sizes)} classes together, but "
+                f"{called} has {classes}. Change task_sizes."
+            )
+    elif tasks is not None or first_task_classes is not None or task_sizes is not None:
         raise SettingsError(
-            f"Scenario {name} has its own tasks, so tasks and first_task_classes cannot be set with it. "
+            f"Scenario {name} has its own tasks, so tasks, first_task_classes and task_sizes cannot be set with it. "
             "Leave them out, or choose the scenario 'custom'."
         )
     elif name.startswith("cs"):

@@ -32,6 +32,7 @@ from efcil.presets import load_preset
 from efcil.resolution import source_options
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
+from efcil.settings.benchmark import TASK_SETTINGS
 from efcil.settings.engine import LOCAL, Engine
 from efcil.watching import planned
 
@@ -249,7 +250,7 @@ def leaders_first(jobs: Sequence[Job]) -> list[Job]:
     Runs that share a first task follow each other in a grid. On a cluster they would start together, and all but one
     of them would wait for that task.
     """
-    alike = ("dataset", "data", "scenario", "tasks", "first_task_classes", "class_order", "network", "seed")
+    alike = ("dataset", "data", "scenario", *TASK_SETTINGS, "class_order", "network", "seed")
     before: dict[tuple[object, ...], int] = {}
     rank = []
     for job in jobs:

@@ -61,6 +61,7 @@ def _cut_into_tasks(settings: Settings, dataset: Dataset) -> Scenario:
         order=order,
         tasks=settings.tasks,
         first_task_classes=settings.first_task_classes,
+        task_sizes=settings.sizes,
         dataset=dataset.name,
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 from efcil import presets
 from efcil.resolution.data import CHOICES, content_identity
 from efcil.resolution.resolve import resolve, typed_overrides
-from efcil.settings.benchmark import NAMED_CLASS_ORDERS, SEPARATE, Settings
+from efcil.settings.benchmark import CUSTOM, NAMED_CLASS_ORDERS, SEPARATE, Settings, custom_name
 from efcil.settings.options import options, show
 
 LONGEST_LABEL = 80
@@ -23,11 +23,10 @@ _FROM_PRESET = ("network", "augmentation", "epochs", "first_task_epochs", "batch
 
 
 def scenario_name(settings: Settings) -> str:
-    """Return the scenario's name in folders and tables, such as `cs10` or `custom-7-first-20`."""
-    if settings.tasks is None:
+    """Return the scenario's name in folders and tables, such as `cs10`, `custom-7-first-20` or `custom-of-50-5x10`."""
+    if settings.scenario != CUSTOM:
         return settings.scenario
-    first = "" if settings.first_task_classes is None else f"-first-{settings.first_task_classes}"
-    return f"{settings.scenario}-{settings.tasks}{first}"
+    return custom_name(settings.tasks, settings.first_task_classes, settings.sizes)
 
 
 def label(settings: Settings, *, whole: bool = False) -> str:

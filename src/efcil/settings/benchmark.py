@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
+import re
 from dataclasses import dataclass
 
 from efcil.errors import SettingsError
@@ -22,6 +25,43 @@ DOMAINS = "domains"
 _DOMAIN_INCREMENTAL = ("domainnet",)
 #: The default of all others.
 _COLD_START = "cs5"
+#: What describes the tasks of a scenario of one's own.
+TASK_SETTINGS = ("tasks", "first_task_classes", "task_sizes")
+_MOST_TASKS = 10_000
+#: Longer names of scenarios are shortened: they are names of folders.
+_LONGEST_NAME = 60
+
+
+def read_task_sizes(text: str) -> tuple[int, ...]:
+    """Return how many classes every task has, from text such as `50,30,2x10`: 50, 30, 10 and 10."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(?:0*([1-9]\d{0,8})x)?0*([1-9]\d{0,8})", part.strip())
+        repeats = int(found[1] or 1) if found else 0
+        if found is None or len(sizes) + repeats > _MOST_TASKS:
+            raise SettingsError(
+                f"Setting 'task_sizes' lists how many classes every task has, such as 50,30,20 or 50,5x10 (50, then "
+                f"five tasks of 10), at most {_MOST_TASKS} tasks, but it is {text!r}."
+            )
+        sizes += [int(found[2])] * repeats
+    return tuple(sizes)
+
+
+def show_task_sizes(sizes: tuple[int, ...]) -> str:
+    """Return sizes as `read_task_sizes` reads them, in the shortest way."""
+    runs = [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
+    return ",".join(f"{times}x{size}" if times > 1 else f"{size}" for size, times in runs)
+
+
+def custom_name(tasks: int | None, first: int | None, sizes: tuple[int, ...] | None) -> str:
+    """Return the name of a scenario of one's own: custom-7, custom-7-first-20, custom-of-50-5x10."""
+    if sizes is None:
+        return f"{CUSTOM}-{tasks}" + ("" if first is None else f"-first-{first}")
+    name = f"{CUSTOM}-of-{show_task_sizes(sizes).replace(',', '-')}"
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST_NAME - 9].rstrip('-x')}-{digest}"
 
 
 @dataclass(frozen=True)
@@ -34,8 +74,8 @@ class Settings(TrainingSettings):
     scenario: str = option(
         None,
         "How classes become tasks: ws5, ws10, ws20 (a large first task, then N steps), cs5, cs10, cs20 (N equal "
-        "tasks), domains (every domain is a task), or custom, which is implied by --tasks. Default: cs5; for domainnet "
-        "and with --answers merged, domains.",
+        "tasks), domains (every domain is a task), or custom, which --tasks and --task-sizes imply. Default: cs5; for "
+        "domainnet and with --answers merged, domains.",
         nargs="+",
         group="what to run",
     )
@@ -53,6 +93,12 @@ class Settings(TrainingSettings):
         "Classes in the first task of a scenario of your own; later tasks share the rest.",
         group="scenario",
         minimum=1,
+    )
+    task_sizes: str | None = option(
+        None,
+        "Classes of every task of a scenario of your own, instead of their number: 50,30,20, or 50,5x10 (50, then five "
+        "tasks of 10). Together they are all classes.",
+        group="scenario",
     )
     class_order: str | None = option(
         None,
@@ -153,7 +199,8 @@ class Settings(TrainingSettings):
         if self.scenario is None:
             domains = self.answers == MERGED or self.dataset in _DOMAIN_INCREMENTAL
             usual = DOMAINS if domains else _COLD_START
-            object.__setattr__(self, "scenario", usual if self.tasks is None else CUSTOM)
+            described = self.tasks is not None or self.task_sizes is not None
+            object.__setattr__(self, "scenario", CUSTOM if described else usual)
         super().__post_init__()
         object.__setattr__(self, "dataset", SAME_DATASET.get(self.dataset, self.dataset))
         object.__setattr__(self, "preset", self.dataset)
@@ -164,18 +211,33 @@ class Settings(TrainingSettings):
         self._check_scenario()
 
     def _check_scenario(self) -> None:
-        if self.scenario == CUSTOM and self.tasks is None:
-            raise SettingsError("A custom scenario needs the number of its tasks: give tasks (--tasks N).")
+        if self.task_sizes is not None:
+            object.__setattr__(self, "task_sizes", show_task_sizes(read_task_sizes(self.task_sizes)))
+            if self.tasks is not None or self.first_task_classes is not None:
+                raise SettingsError(
+                    "Setting 'task_sizes' says how many tasks there are, and how many classes the first one has. Leave "
+                    "out tasks and first_task_classes, or task_sizes."
+                )
+        if self.scenario == CUSTOM and self.tasks is None and self.task_sizes is None:
+            raise SettingsError(
+                "A custom scenario needs its tasks: give their number (--tasks N) or sizes (--task-sizes 50,30,20)."
+            )
         if self.tasks is None and self.first_task_classes is not None:
             raise SettingsError(
                 "Setting 'first_task_classes' describes a scenario of your own and needs the number of tasks too: "
                 "give tasks as well (--tasks N), or leave it out and use a named scenario."
             )
-        if self.tasks is not None and self.scenario != CUSTOM:
+        if (self.tasks is not None or self.task_sizes is not None) and self.scenario != CUSTOM:
+            what, name = ("number", "tasks") if self.task_sizes is None else ("sizes", "task_sizes")
             raise SettingsError(
-                f"Scenario {self.scenario!r} has its own tasks, so their number cannot be set. "
-                f"Leave out the scenario or the tasks, or set the scenario to {CUSTOM}."
+                f"Scenario {self.scenario!r} has its own tasks, so their {what} cannot be set. "
+                f"Leave out the scenario or {name}, or set the scenario to {CUSTOM}."
             )
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """How many classes every task has, if the settings say so."""
+        return None if self.task_sizes is None else read_task_sizes(self.task_sizes)
 
     @property
     def effective_class_seed(self) -> int:

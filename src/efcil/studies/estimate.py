@@ -111,6 +111,7 @@ def task_sizes(settings: Settings) -> tuple[int, ...]:
         order=range(known.classes),
         tasks=settings.tasks,
         first_task_classes=settings.first_task_classes,
+        task_sizes=settings.sizes,
         dataset=settings.dataset,
     )
     return scenario.task_sizes
