@@ -386,16 +386,25 @@ class FusedBackbone:
         What is allocated inside is freed and allocated again only there, after the current stream has used it, because
         the branch waits for the current stream whenever it begins.
         """
-        if self._branch is None or not wanted or ranks.several():  # processes exchange statistics on one stream
+        stream = self._second_stream() if wanted else None
+        if stream is None:
             yield
             return
-        self._branch.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._branch):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             yield
 
     def _join_branch(self) -> None:
-        if self._branch is not None:
-            torch.cuda.current_stream().wait_stream(self._branch)
+        stream = self._second_stream()
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def _second_stream(self) -> torch.cuda.Stream | None:
+        """Return the stream of the branch; several processes have none, as they exchange statistics on one stream.
+
+        A capture must not wait for it there either: nothing that is captured runs on it.
+        """
+        return None if ranks.several() else self._branch
 
     def _shortcut(self, x: Tensor, convolution: nn.Conv2d, frozen: bool) -> Any:
         """Return the projection of `x` and, where BatchNorm trains, its statistics."""
