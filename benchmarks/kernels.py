@@ -169,7 +169,7 @@ def measure_pooling(bench: Bench, table: Table) -> None:
 
 def measure_attack(bench: Bench, table: Table) -> None:
     """Images changed by four gradients of the old network, and its features without gradients, by size of the piece."""
-    ours, pixels = bench.paths["ours"], bench.sizes.pixels
+    ours, pixels = bench.fused, bench.sizes.pixels
     trainer = bench.efc(ours, 50)
     network = trainer.learner.teacher
     assert network is not None
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="CSV file to write")
     options = parser.parse_args()
     bench = Bench(choose_device(options.device), SMALL if options.small else BY_PIXELS[options.pixels])
-    ours, table, cuda = bench.paths["ours"], Table(), bench.device.type == "cuda"
+    ours, table, cuda = bench.fused, Table(), bench.device.type == "cuda"
     with switches(ours, deterministic=False), ours.stream():
         if options.tune and not cuda:
             raise SystemExit("Kernels are compiled for a GPU only, and there is none here; leave --tune out.")

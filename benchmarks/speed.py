@@ -7,6 +7,7 @@
     python benchmarks/speed.py --pixels 64 --profile                   # which kernels the time goes to
     python benchmarks/speed.py --pixels 64 --compile 240               # also the same network under torch.compile
     python benchmarks/speed.py --small                                 # a slim network, for a look on a laptop
+    python benchmarks/speed.py --device cpu --steps 4 --only-steps     # the whole network, on a CPU
 
 Images are random: the time of a step does not depend on what they show. Times are medians of several repeats. Batch and
 optimisers are those of the dataset's preset.
@@ -95,8 +96,17 @@ class Bench:
             "eager tf32": Execution(device, half=False, fused=False, captured=False, tf32=True),
             "eager fp32": Execution(device, half=False, fused=False, captured=False),
         }
-        if not cuda:
-            self.paths = {name: self.paths[name] for name in ("ours", "eager fp32")}
+        if not cuda:  # what runs there unless something is asked for is the plain path
+            self.paths = {
+                "ours": self.paths["eager fp32"],
+                "plain bf16": self.paths["eager bf16"],
+                "fused fp32": Execution(device, half=False, fused=True, captured=False),
+            }
+
+    @property
+    def fused(self) -> Execution:
+        """Our path on a GPU, and our kernels' obvious versions on a CPU."""
+        return self.paths["ours" if self.device.type == "cuda" else "fused fp32"]
 
     def images(self, count: int, first: int, classes: int, dtype: torch.dtype) -> TaskImages:
         return TaskImages(
@@ -276,7 +286,7 @@ def measure_steps(bench: Bench, table: Table) -> tuple[float, dict[str, float]]:
             with switches(execution, deterministic=False), execution.stream():
                 bench.forget_peak()
                 trainer = build(bench, execution)
-                ms = bench.step_ms(trainer, None if name == "ours" else 40)
+                ms = bench.step_ms(trainer, None if name == "ours" else min(40, bench.sizes.steps))
                 table.add(what, name, ms, "ms")
                 if name == "ours":
                     ours[what] = ms
@@ -287,6 +297,8 @@ def measure_steps(bench: Bench, table: Table) -> tuple[float, dict[str, float]]:
                     epoch = bench.epoch_ms(trainer)
                     table.add(what, "whole epochs, per step", epoch, "ms")
                     table.add(what, "an epoch", epoch * trainer.feed.steps_per_epoch / 1e3, "s")
+                elif name == "plain bf16":
+                    table.add(what, "whole epochs, per step, plain bf16", bench.epoch_ms(trainer), "ms")
             del trainer
     return rate, ours
 
@@ -415,7 +427,7 @@ def measure_growth(bench: Bench, table: Table) -> None:
 
 def measure_processor(bench: Bench, table: Table) -> None:
     """How the layer-by-layer step on a CPU depends on threads and on the layout of images and weights."""
-    plain, before = bench.paths["eager fp32"], torch.get_num_threads()
+    plain, before = bench.paths["ours"], torch.get_num_threads()
     for threads in sorted({1, before}):
         torch.set_num_threads(threads)
         for name, layout in (("channels-last", torch.channels_last), ("channels-first", torch.contiguous_format)):
@@ -539,12 +551,17 @@ def main() -> None:
         help="also torch.compile, each compilation limited to so many seconds",
     )
     parser.add_argument("--small", action="store_true", help="slim network, small images, few steps")
+    parser.add_argument("--steps", type=int, help="training steps that are timed at a time")
     parser.add_argument("--several", type=int, nargs="*", default=[3, 5], help="how many runs at a time (GPU only)")
     parser.add_argument("--run", type=Path, help="folder of a finished run, whose split of time is added")
     parser.add_argument("--output", type=Path, help="CSV file to write")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    bench = Bench(choose_device(options.device), SMALL if options.small else BY_PIXELS[options.pixels])
+    sizes = SMALL if options.small else BY_PIXELS[options.pixels]
+    if options.steps is not None:
+        images = min(sizes.images, options.steps * sizes.batch)
+        sizes = replace(sizes, steps=options.steps, images=images, epochs=1)
+    bench = Bench(choose_device(options.device), sizes)
     with switches(bench.paths["ours"], deterministic=False):
         if options.worker:
             work(bench, options.worker)

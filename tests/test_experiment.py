@@ -31,7 +31,7 @@ from efcil.cli import main
 from efcil.commands.run import plan
 from efcil.data.images import Dataset, ImageSet
 from efcil.data.sources import SourceOptions, load_dataset
-from efcil.engine import background, checkpoint, lifecycle
+from efcil.engine import background, checkpoint, hardware, lifecycle
 from efcil.engine.checkpoint import CheckpointError
 from efcil.engine.evaluate import TestImages, evaluate
 from efcil.engine.interrupt import Interrupted, StopRequest
@@ -46,6 +46,8 @@ from efcil.experiment.summary import source_digest
 from efcil.model import Model
 from efcil.model.contents import Extras, extras
 from efcil.model.folder import STEM as MODEL
+from efcil.network import backbones
+from efcil.network.resnet import ResNet
 from efcil.report import table
 from efcil.resolution import load_config
 from efcil.runfolder import RunFolder, RunFolderError, locate
@@ -1133,3 +1135,20 @@ def test_a_run_says_that_it_enlarges_images(few: Dataset, tmp_path: Path, monkey
         run = run_one(dataclasses.replace(settings, input_size=chosen), tmp_path, dataset=few, quiet=True)
         log = RunFolder(run).log_file.read_text()
         assert (log.count(said), log.count("--weights none trains it from scratch")) == (times, times)
+
+
+def test_a_run_says_that_bf16_is_faster_on_this_processor(
+    few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(units: bool, **values: object) -> int:
+        monkeypatch.setattr(hardware, "processor_multiplies_bf16", lambda: units)
+        settings = Settings(method="lda", **TWO_TASKS | values)  # type: ignore[arg-type]
+        run = run_one(settings, tmp_path / f"{units}{values}", dataset=few, quiet=True)
+        return RunFolder(run).log_file.read_text().count("--precision bf16")
+
+    monkeypatch.setitem(backbones.NETWORKS, "resnet18", ("", functools.partial(ResNet, (4, 4), (1, 1))))
+    assert said(True, network="resnet18") == 1
+    assert said(False, network="resnet18") == 0
+    assert said(True, network="slim") == 0
+    assert said(True, network="resnet18", precision="bf16") == 0
+    assert said(True, network="resnet18", precision="fp32") == 0

@@ -19,6 +19,7 @@ TINY = speed.Sizes("slim", 8, 60, 16, 2, 40)
 
 def test_steps_and_ends_of_tasks_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     bench, table = speed.Bench(torch.device("cpu"), TINY), speed.Table()
+    assert {"ours", "plain bf16"} <= bench.paths.keys()
     for execution in bench.paths.values():
         assert bench.step_ms(bench.first(execution), 2) > 0
         assert bench.step_ms(bench.efc(execution, 20), 2) > 0
@@ -29,7 +30,7 @@ def test_steps_and_ends_of_tasks_are_measured(capsys: pytest.CaptureFixture[str]
 
 def test_other_numbers_of_features_can_be_measured() -> None:
     bench = speed.Bench(torch.device("cpu"), TINY)
-    trainer = bench.efc(bench.paths["eager fp32"], 10, features=24)
+    trainer = bench.efc(bench.paths["ours"], 10, features=24)
     assert trainer.learner.network.feature_size == 24
     assert trainer.learner.memory.means.shape == (10, 24)
     NETWORKS.pop("slim, 24 features")
@@ -69,7 +70,7 @@ def test_compiling_is_given_up_in_time() -> None:
 def test_the_sizes_of_imagenet_run_the_usual_resnet_on_the_fused_path() -> None:
     sizes = dataclasses.replace(speed.BY_PIXELS[224], pixels=32, images=8, batch=4, steps=1)
     bench = speed.Bench(torch.device("cpu"), sizes)
-    first, later = bench.first(bench.paths["ours"]), bench.efc(bench.paths["ours"], 10)
+    first, later = bench.first(bench.fused), bench.efc(bench.fused, 10)
     for trainer in (first, later):
         assert trainer.learner.network.backbone.large_images
         assert trainer.learner.network.path == "fused"

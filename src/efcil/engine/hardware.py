@@ -68,6 +68,12 @@ def multiplies_bf16(device: torch.device) -> bool:
     return nvidia and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def processor_multiplies_bf16() -> bool:
+    """Return whether the CPU has units for bf16 (AMX, AVX512-BF16), as far as PyTorch says. Others emulate it."""
+    tests = (getattr(torch.cpu, name, None) for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+    return any(bool(test()) for test in tests if test is not None)
+
+
 def _own_gpu(device: torch.device, count: int) -> torch.device:
     """Return the GPU of this process, of `count` on this machine."""
     here = ranks.place()

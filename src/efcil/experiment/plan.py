@@ -226,6 +226,11 @@ class Plan:
         memory = self.blueprint.method.remembers(self.resolved.method, self.backbone.feature_size)
         return None if memory is None else memory.outlook(self.scenario.number_of_classes)
 
+    def faster_in_bf16(self) -> bool:
+        """Return whether a CPU computes in fp32 what it computes faster in bf16: convolutions of a large ResNet."""
+        plain = self.execution.device.type == "cpu" and not self.execution.half and self.settings.precision == "auto"
+        return plain and self.backbone.name.startswith("resnet") and hardware.processor_multiplies_bf16()
+
     # -- images --------------------------------------------------------------------------------------------------
 
     @cached_property

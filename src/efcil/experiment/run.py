@@ -223,6 +223,11 @@ class Run:
             )
         if (outlook := plan.memory_outlook()) is not None:
             self.progress.say(outlook)
+        if plan.faster_in_bf16():
+            self.progress.say(
+                f"this processor multiplies bf16, in which {plan.backbone.name} trains faster: --precision bf16. "
+                "The default stays fp32, so that results do not depend on the processor"
+            )
         resumable = True  # later, a checkpoint found there is of a task that this process has finished
         for index in range(done, plan.tasks):
             if plan.is_measured(index):

@@ -79,7 +79,8 @@ class TrainingSettings:
     device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, or a certain GPU: cuda:1.", group="hardware")
     precision: str = option(
         "auto",
-        "auto is bf16 on a GPU that computes in it (NVIDIA, Ampere or later), else fp32. tf32 is fp32 with "
+        "auto is bf16 on a GPU that computes in it (NVIDIA, Ampere or later), else fp32. A CPU trains large networks "
+        "faster in bf16 if it has units for it (AMX, AVX512-BF16). tf32 is fp32 with "
         "convolutions as PyTorch computes them on a GPU by default: from numbers rounded to ten binary places; on "
         "a CPU it is fp32.",
         choices=("auto", "fp32", "tf32", "bf16"),
