@@ -566,7 +566,7 @@ class TestValidate:
         from efcil.data.scenario import class_order
 
         for name in NAMED_CLASS_ORDERS:
-            assert sorted(class_order(name, 10, 0, [f"real/{label}" for label in range(10)])) == list(range(10))
+            assert sorted(class_order(name, 100, 0, [f"real/{label}" for label in range(100)])) == list(range(100))
 
 
 class TestIdle:

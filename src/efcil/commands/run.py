@@ -83,6 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
     log = trackers(arguments)
     if arguments.dry_run or arguments.print_commands:
         _refuse_other_data(settings)
+        _refuse_other_tasks(settings)
     if arguments.print_commands:
         print(*commands(settings, arguments, log, planned), sep="\n")
         return 0
@@ -100,6 +101,17 @@ def _refuse_other_data(settings: Sequence[Settings]) -> None:
         if data is not None:
             with found.caught():
                 find_source(dataset).recognise(Path(data))
+    found.refuse("; nothing has been trained")
+
+
+def _refuse_other_tasks(settings: Sequence[Settings]) -> None:
+    """Refuse tasks and class orders that a dataset cannot have, where its number of classes is published."""
+    from efcil.studies.estimate import task_sizes
+
+    found = Mistakes()
+    for each in settings:
+        with found.caught():
+            task_sizes(each)
     found.refuse("; nothing has been trained")
 
 
