@@ -550,6 +550,7 @@ class TestValidate:
             ({"method": "efk"}, "efc"),
             ({"dataset": "digit"}, "digits"),
             ({"scenario": "cs15"}, "cs5"),
+            ({"scenario": "B50-10"}, r"described by --tasks \(with --first-task-classes\) or --task-sizes"),
             ({"network": "resnet"}, "resnet18"),
             ({"augmentation": "crop"}, "crop"),
             ({"class_order": "icrl"}, "icarl"),
