@@ -417,8 +417,16 @@ class TestMistakes:
 
     def test_one_in_several_runs(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
         (line,) = self.named("run --method efc lwf --seed 0 1 2 --set later.lr=1", capsys)
-        assert line.startswith("efcil: Unknown setting of later 'lr'.")
+        assert line.startswith("efcil: Unknown setting of later 'lr'. Did you mean 'learning_rate'?")
         assert line.endswith("(Nothing has been trained.)")
+
+    @pytest.mark.parametrize("methods", ["lwf", "efc lwf"])
+    @pytest.mark.parametrize(("short", "whole"), [("lr", "learning_rate"), ("wd", "weight_decay")])
+    def test_short_names_of_other_programs(
+        self, methods: str, short: str, whole: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (line,) = self.named(f"run --method {methods} --set {short}=0.1", capsys)
+        assert line.startswith(f"efcil: {whole!r} is part of a recipe: first_task.{whole} is for the first task, later")
 
     def test_the_stage_of_a_value_is_named(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
         _, *lines = self.named("run --set first_task.epochs=-1 later.learning_rate=fast", capsys)

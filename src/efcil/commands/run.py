@@ -23,7 +23,7 @@ from efcil.commands.parser import (
     trackers,
     varied,
 )
-from efcil.errors import GridError, Mistakes, SettingsError, unknown
+from efcil.errors import ABBREVIATIONS, GridError, Mistakes, SettingsError, unknown
 from efcil.resolution import chosen_class_order, expand, read_config, validate
 from efcil.resolution.config import VARY_KEY, is_record
 from efcil.resolution.identity import class_order_identity
@@ -272,7 +272,7 @@ def _known_to_none(grid: Sequence[Settings], found: Mistakes) -> list[str]:
     fields = set().union(*(options(methods.get(name).Settings) for name in in_grid))
     given = dict.fromkeys(name for run in grid for name in run.overrides)
     # What belongs elsewhere is explained where settings are resolved, in the same words for all methods.
-    elsewhere = {*fields, *options(Settings), *options(Recipe), *STAGES}
+    elsewhere = {*fields, *options(Settings), *options(Recipe), *ABBREVIATIONS, *STAGES}
     names = [name for name in given if "." not in name and name not in elsewhere]
     for name in names:
         found.add(unknown(f"setting of {', '.join(in_grid)}:", name, fields))
