@@ -417,8 +417,16 @@ class TestMistakes:
 
     def test_one_in_several_runs(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
         (line,) = self.named("run --method efc lwf --seed 0 1 2 --set later.lr=1", capsys)
-        assert line.startswith("efcil: Unknown setting of later 'lr'.")
+        assert line.startswith("efcil: Unknown setting of later 'lr'. Did you mean 'learning_rate'?")
         assert line.endswith("(Nothing has been trained.)")
+
+    @pytest.mark.parametrize("methods", ["lwf", "efc lwf"])
+    @pytest.mark.parametrize(("short", "whole"), [("lr", "learning_rate"), ("wd", "weight_decay")])
+    def test_short_names_of_other_programs(
+        self, methods: str, short: str, whole: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (line,) = self.named(f"run --method {methods} --set {short}=0.1", capsys)
+        assert line.startswith(f"efcil: {whole!r} is part of a recipe: first_task.{whole} is for the first task, later")
 
     def test_the_stage_of_a_value_is_named(self, trained: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
         _, *lines = self.named("run --set first_task.epochs=-1 later.learning_rate=fast", capsys)
@@ -471,6 +479,38 @@ def test_another_dataset_is_refused_by_what_only_prints(
     error = capsys.readouterr().err
     assert says in error
     assert str(tmp_path) in error
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--print-commands"])
+@pytest.mark.parametrize(
+    ("scenario", "says"),
+    [
+        ("--task-sizes 4,20", "24 classes together, but digits has 10"),
+        ("--scenario cs20", "cs20 needs at least 20 classes"),
+        ("--class-order icarl-cifar100", "one of 100 classes, but here are 10"),
+        ("--class-order dn4il", "for the domains real, clipart"),
+    ],
+)
+def test_tasks_that_a_dataset_cannot_have_are_refused_by_what_only_prints(
+    flag: str, scenario: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be found out only by what is trained later, on a cluster perhaps."""
+    assert main(["run", *scenario.split(), flag]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert not printed.out
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--print-commands"])
+def test_a_list_of_fewer_classes_has_tasks_of_its_own(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "listed.txt").write_text("n01440764\nn01443537\n", encoding="utf-8")
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    (tmp_path / "data" / "val").mkdir()
+    asked = f"--dataset imagenet-subset --data {tmp_path}/data --class-list {tmp_path}/listed.txt --task-sizes 1,1"
+    assert main(["run", "--method", "efc", *asked.split(), flag]) == 0
+    assert "custom-of-2x1" in (out := capsys.readouterr().out) or "--task-sizes 2x1" in out
 
 
 def test_a_range_of_seeds_is_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -550,6 +550,7 @@ class TestValidate:
             ({"method": "efk"}, "efc"),
             ({"dataset": "digit"}, "digits"),
             ({"scenario": "cs15"}, "cs5"),
+            ({"scenario": "B50-10"}, r"described by --tasks \(with --first-task-classes\) or --task-sizes"),
             ({"network": "resnet"}, "resnet18"),
             ({"augmentation": "crop"}, "crop"),
             ({"class_order": "icrl"}, "icarl"),
@@ -566,7 +567,7 @@ class TestValidate:
         from efcil.data.scenario import class_order
 
         for name in NAMED_CLASS_ORDERS:
-            assert sorted(class_order(name, 10, 0, [f"real/{label}" for label in range(10)])) == list(range(10))
+            assert sorted(class_order(name, 100, 0, [f"real/{label}" for label in range(100)])) == list(range(100))
 
 
 class TestIdle:

@@ -28,6 +28,10 @@ class SeveralMistakes(SettingsError):
         self.errors = list(errors)
 
 
+#: What other programs call settings, too short to resemble the names here.
+ABBREVIATIONS = {"lr": "learning_rate", "wd": "weight_decay"}
+
+
 class Mistakes:
     """Collects mistakes, each once, so that all of them can be named at the end."""
 
@@ -103,7 +107,9 @@ def some(names: Sequence[object], most: int = 5) -> str:
 
 def suggestion(name: str, valid: Iterable[str]) -> str:
     """Return a phrase that names the closest valid spellings of `name`, if any."""
-    near = difflib.get_close_matches(name[:200].lower(), list(valid), n=3, cutoff=0.6)
+    valid = list(valid)
+    whole = ABBREVIATIONS.get(name.lower())
+    near = [whole] if whole in valid else difflib.get_close_matches(name[:200].lower(), valid, n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 

@@ -162,7 +162,20 @@ def test_other_orders() -> None:
     assert theirs[:5] == (342, 778, 443, 256, 601)
     assert class_order("natural", 4, 7) == (0, 1, 2, 3)
     assert class_order("efc", 100, 1) != class_order("efc", 100, 0)
-    assert all(sorted(class_order(kind, 37, 2)) == list(range(37)) for kind in ORDERS if kind != "dn4il")
+    of_any_number = set(ORDERS) - {"dn4il", "icarl-cifar100"}
+    assert all(sorted(class_order(kind, 37, 2)) == list(range(37)) for kind in of_any_number)
+
+
+def test_order_of_the_code_of_icarl_is_not_the_permutation_of_its_seed() -> None:
+    """The numbers are those of PODNet's list of classes, "taken from original iCaRL implementation"."""
+    order = class_order("icarl-cifar100", 100, 0)
+    assert order[:10] == (87, 0, 52, 58, 44, 91, 68, 97, 51, 15)
+    assert order[-8:] == (99, 7, 34, 55, 54, 26, 35, 39)
+    assert sorted(order) == list(range(100))
+    assert order == class_order("icarl-cifar100", 100, 5)
+    assert order != class_order("icarl", 100, 0)
+    with pytest.raises(SettingsError, match="one of 100 classes, but here are 10"):
+        class_order("icarl-cifar100", 10, 0)
 
 
 def test_relabelling_gives_positions_in_the_order() -> None:

@@ -23,7 +23,7 @@ from efcil.commands.parser import (
     trackers,
     varied,
 )
-from efcil.errors import GridError, Mistakes, SettingsError, unknown
+from efcil.errors import ABBREVIATIONS, GridError, Mistakes, SettingsError, unknown
 from efcil.resolution import chosen_class_order, expand, read_config, validate
 from efcil.resolution.config import VARY_KEY, is_record
 from efcil.resolution.identity import class_order_identity
@@ -83,6 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
     log = trackers(arguments)
     if arguments.dry_run or arguments.print_commands:
         _refuse_other_data(settings)
+        _refuse_other_tasks(settings)
     if arguments.print_commands:
         print(*commands(settings, arguments, log, planned), sep="\n")
         return 0
@@ -100,6 +101,17 @@ def _refuse_other_data(settings: Sequence[Settings]) -> None:
         if data is not None:
             with found.caught():
                 find_source(dataset).recognise(Path(data))
+    found.refuse("; nothing has been trained")
+
+
+def _refuse_other_tasks(settings: Sequence[Settings]) -> None:
+    """Refuse tasks and class orders that a dataset cannot have, where its number of classes is published."""
+    from efcil.studies.estimate import task_sizes
+
+    found = Mistakes()
+    for each in settings:
+        with found.caught():
+            task_sizes(each)
     found.refuse("; nothing has been trained")
 
 
@@ -260,7 +272,7 @@ def _known_to_none(grid: Sequence[Settings], found: Mistakes) -> list[str]:
     fields = set().union(*(options(methods.get(name).Settings) for name in in_grid))
     given = dict.fromkeys(name for run in grid for name in run.overrides)
     # What belongs elsewhere is explained where settings are resolved, in the same words for all methods.
-    elsewhere = {*fields, *options(Settings), *options(Recipe), *STAGES}
+    elsewhere = {*fields, *options(Settings), *options(Recipe), *ABBREVIATIONS, *STAGES}
     names = [name for name in given if "." not in name and name not in elsewhere]
     for name in names:
         found.add(unknown(f"setting of {', '.join(in_grid)}:", name, fields))

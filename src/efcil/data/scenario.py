@@ -28,7 +28,9 @@ from efcil.settings.benchmark import CUSTOM, DOMAINS, custom_name, show_task_siz
 DN4IL_DOMAINS = ("real", "clipart", "infograph", "painting", "sketch", "quickdraw")
 ORDERS = {
     "efc": "shuffled with Python's generator and the run's seed, as EFC does",
-    "icarl": "NumPy's permutation with seed 1993, as iCaRL and many others do; the run's seed is ignored",
+    "icarl": "NumPy's permutation with seed 1993, as LUCIR, PASS, PyCIL and FACIL's cifar100_icarl; the run's seed is "
+    "ignored",
+    "icarl-cifar100": "the order in which iCaRL's own code learns CIFAR-100, as PODNet; the run's seed is ignored",
     "efc-imagenet": "the same permutation as the new label of every class, as EFC has it for ImageNet-1K",
     "natural": "as the dataset numbers its classes",
     "dn4il": "the domains of DomainNet as the authors of DN4IL train them: " + ", ".join(DN4IL_DOMAINS),
@@ -111,6 +113,8 @@ def class_order(kind: str, classes: int, seed: int, class_names: Sequence[str] |
         return tuple(int(original) for original in np.argsort(new_labels))
     if kind == "icarl":
         return tuple(int(original) for original in np.random.RandomState(1993).permutation(classes))
+    if kind == "icarl-cifar100":
+        return _icarl_cifar100_order(classes)
     if kind == "efc-imagenet":
         return tuple(int(original) for original in np.argsort(np.random.RandomState(1993).permutation(classes)))
     if kind == "natural":
@@ -181,6 +185,22 @@ def _scenario(name: str, order: Sequence[int], sizes: Sequence[int]) -> Scenario
     ends = [int(end) for end in np.cumsum(sizes)]
     blocks = tuple(tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True))
     return Scenario(name, tuple(int(original) for original in order), blocks)
+
+
+def _icarl_cifar100_order(classes: int) -> tuple[int, ...]:
+    """Return the order of the first run of main_cifar_100_theano.py in srebuffi/iCaRL.
+
+    Seed 1993 is set before the data is loaded, and loading shuffles the 500 training images of every class: the order
+    is what the same generator draws after that, and not the permutation that the seed alone would give.
+    """
+    if classes != 100:
+        raise SettingsError(
+            f"The class order icarl-cifar100 is one of 100 classes, but here are {classes}. Choose another class order."
+        )
+    generator = np.random.RandomState(1993)
+    for _ in range(classes):
+        generator.shuffle(np.arange(500))
+    return tuple(int(original) for original in generator.permutation(classes))
 
 
 def _dn4il_order(names: Sequence[str]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from efcil import presets
-from efcil.errors import SettingsError, unknown
+from efcil.errors import ABBREVIATIONS, SettingsError, unknown
 from efcil.settings.benchmark import MODERN, Settings
 from efcil.settings.options import Option, method_settings, options
 from efcil.settings.recipe import STAGES, Recipe
@@ -133,10 +133,11 @@ def _refuse_misplaced(overrides: Mapping[str, Any], cls: type, known: Mapping[st
             raise SettingsError(
                 f"{name!r} is not a setting of a method. Give it as {known[name].flags}, or by its name in a file."
             )
-        if name in options(Recipe):
+        whole = ABBREVIATIONS.get(name, name)
+        if whole in options(Recipe):
             both = f", or {known[name].flags} for both" if name in known else ""
             raise SettingsError(
-                f"{name!r} is part of a recipe: first_task.{name} is for the first task, later.{name} for the others"
+                f"{whole!r} is part of a recipe: first_task.{whole} is for the first task, later.{whole} for the others"
                 f"{both}."
             )
 

@@ -30,8 +30,8 @@ def validate(settings: Settings) -> Settings:
     with found.caught():
         if settings.scenario not in SCENARIOS:
             raise SettingsError(
-                f"{unknown('scenario', settings.scenario, SCENARIOS)} Any other one is described by --tasks and "
-                "--first-task-classes."
+                f"{unknown('scenario', settings.scenario, SCENARIOS)} Any other one is described by --tasks (with "
+                "--first-task-classes) or --task-sizes."
             )
     with found.caught():
         order = settings.class_order

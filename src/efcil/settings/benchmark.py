@@ -13,7 +13,7 @@ from efcil.settings.options import option
 from efcil.settings.training import TrainingSettings
 
 CUSTOM = "custom"
-NAMED_CLASS_ORDERS = ("efc", "icarl", "efc-imagenet", "natural", "dn4il")
+NAMED_CLASS_ORDERS = ("efc", "icarl", "icarl-cifar100", "efc-imagenet", "natural", "dn4il")
 #: Whose recipes a run follows: those of the papers, or the preset's own, the same for all methods.
 PAPER, MODERN = "paper", "modern"
 #: Other names of datasets.
@@ -103,9 +103,10 @@ class Settings(TrainingSettings):
     class_order: str | None = option(
         None,
         "Order of the classes, by default the preset's, which is efc but for imagenet-1k and domainnet: efc (the "
-        "shuffle of the paper's authors), icarl (seed 1993), efc-imagenet (the authors' order of ImageNet-1K, the same "
-        "for all seeds), natural, dn4il (the domains of domainnet as the authors of DN4IL have them), or a file. In "
-        "the scenario domains it is the order of the domains.",
+        "shuffle of the paper's authors), icarl (NumPy's permutation with seed 1993), icarl-cifar100 (the order of "
+        "CIFAR-100 in iCaRL's own code), efc-imagenet (the authors' order of ImageNet-1K, the same for all seeds), "
+        "natural, dn4il (the domains of domainnet as the authors of DN4IL have them), or a file. In the scenario "
+        "domains it is the order of the domains.",
         nargs="+",
         group="scenario",
     )

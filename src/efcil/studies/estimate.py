@@ -18,9 +18,9 @@ from pathlib import Path
 
 from efcil.errors import EfcilError
 from efcil.files import read_regular
-from efcil.resolution import Resolved, identity, resolve
+from efcil.resolution import Resolved, chosen_class_order, identity, resolve
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import Settings
+from efcil.settings import NAMED_CLASS_ORDERS, Settings
 from efcil.studies.measures import WARM_UP, at_a_time, where
 
 FIRST, LATER, END = "epoch of the first task", "epoch of a later task", "end of a later task"
@@ -99,16 +99,22 @@ def measured_on() -> str:
 
 
 def task_sizes(settings: Settings) -> tuple[int, ...]:
-    """Return the classes of every task; empty if the dataset's number of classes is not known."""
-    from efcil.data.scenario import make_scenario
+    """Return the classes of every task; empty if the dataset's number of classes is not known.
 
-    known = facts().get(settings.dataset)
-    if known is None:
+    Tasks and a named class order that so many classes cannot have are an error.
+    """
+    from efcil.data.scenario import class_order, make_scenario
+    from efcil.data.sources import find_source
+
+    known, listed = facts().get(settings.dataset), settings.class_list
+    if known is None or (listed is not None and listed not in find_source(settings.dataset).class_lists):
         return ()
+    named = chosen_class_order(settings)
+    by_name = named in NAMED_CLASS_ORDERS  # a file may list names, which are not known without the files
     scenario = make_scenario(
         settings.scenario,
         known.classes,
-        order=range(known.classes),
+        order=class_order(named, known.classes, settings.effective_class_seed) if by_name else range(known.classes),
         tasks=settings.tasks,
         first_task_classes=settings.first_task_classes,
         task_sizes=settings.sizes,
