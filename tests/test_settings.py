@@ -866,7 +866,7 @@ def test_help_names_all_networks_and_augmentations() -> None:
     help_text = re.sub(r"\(.*?\)", "", options(Settings)["network"].help)
     named = re.findall(r"[\w/-]+(?:[:+][\w/-]+)?", help_text.partition("preset's: ")[2])
     assert [name for name in named if re.search(r"\d|[:+]|slim", name)] == [
-        "resnet18-small", "resnet18", "resnet34", "resnet50", "slim",
+        "resnet18-small", "resnet32", "resnet18", "resnet34", "resnet50", "slim",
         "efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2",
         "hub:OWNER/NAME", "timm:NAME", "MODULE:FUNCTION", "NAME+NAME",
     ]  # fmt: skip

@@ -310,6 +310,15 @@ def test_a_task_begins_with_every_method_on_every_kind_of_network(name: str, bac
     assert method.eval().network.features(torch.randn(2, 3, 32, 32)).shape[0] == 2
 
 
+def test_the_resnet_of_cifar_has_32_layers() -> None:
+    network = make_backbone("resnet32", 0)
+    sizes = [module.kernel_size for module in network.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert (sizes.count((3, 3)), sizes.count((1, 1))) == (31, 2)  # a head is the last layer
+    # He et al. state 0.46 million with a head of ten classes.
+    assert sum(parameter.numel() for parameter in network.parameters()) + 650 == 466_906
+    assert network.feature_size == 64
+
+
 def test_every_batch_normalisation_is_frozen() -> None:
     """Also one of vectors; those without scale and shift have nothing to freeze."""
     backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.BatchNorm1d(144))

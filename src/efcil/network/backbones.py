@@ -1,6 +1,7 @@
 """The backbones by name, untrained or with pre-trained weights.
 
-    resnet18-small, resnet18, resnet34, resnet50, slim    ours; the larger ResNets take files in torchvision's names
+    resnet18-small, resnet32, slim                        ours
+    resnet18, resnet34, resnet50                          ours; they take files in torchvision's names
     efficientnet-lite0, -lite1, -lite2                    with ImageNet weights, from the extra `pretrained`
     hub:OWNER/NAME                                        a timm model of the Hugging Face Hub
     timm:NAME                                             any network of timm, with its weights
@@ -50,6 +51,10 @@ NETWORKS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "resnet18": ("ResNet-18, 7x7 stem with max-pooling, for 224 pixel images", _LARGE),
     "resnet34": ("ResNet-34, for 224 pixel images", partial(_LARGE, blocks=(3, 4, 6, 3))),
     "resnet50": ("ResNet-50, for 224 pixel images", partial(_LARGE, blocks=(3, 4, 6, 3), block=Bottleneck)),
+    "resnet32": (
+        "ResNet-32 with 64 features, for 32 pixel images, as many compare methods with it on CIFAR-100",
+        partial(ResNet, (16, 32, 64), (5, 5, 5)),
+    ),
     "slim": (
         "three narrow stages of one block, for small images on a CPU",
         partial(ResNet, (16, 32, 64), (1, 1, 1)),

@@ -31,10 +31,10 @@ class TrainingSettings:
     )
     network: str | None = option(
         None,
-        "Backbone, by default the preset's: resnet18-small (for 32 and 64 pixels), resnet18, resnet34, resnet50 (for "
-        "224), slim (for small images on a CPU); pre-trained ones: efficientnet-lite0, efficientnet-lite1, "
-        "efficientnet-lite2 (extra `pretrained`), hub:OWNER/NAME, timm:NAME, or MODULE:FUNCTION for any module that "
-        "gives features; NAME+NAME puts the features of several side by side.",
+        "Backbone, by default the preset's: resnet18-small (for 32 and 64 pixels), resnet32 (the one of He et al. for "
+        "CIFAR), resnet18, resnet34, resnet50 (for 224), slim (for small images on a CPU); pre-trained ones: "
+        "efficientnet-lite0, efficientnet-lite1, efficientnet-lite2 (extra `pretrained`), hub:OWNER/NAME, timm:NAME, "
+        "or MODULE:FUNCTION for any module that gives features; NAME+NAME puts the features of several side by side.",
         group="training",
     )
     weights: str | None = option(
