@@ -358,6 +358,18 @@ def test_a_full_disk_at_the_lock_is_a_sentence(tmp_path: Path, monkeypatch: pyte
         locked(tmp_path / ".lock").__enter__()
 
 
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "make this one")])
+def test_what_to_do_about_a_folder_depends_on_the_error(
+    number: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("efcil.files.os.fsync", fails)
+    with pytest.raises(RunFolderError, match=f"Nothing can be written.*choose another folder, or {remedy}"):
+        files.refuse_unwritable(tmp_path, 0)
+
+
 # -- folders ---------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ device in their place is never followed, opened or written to. The folder itself
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import platform
@@ -181,9 +182,11 @@ def refuse_unwritable(folder: Path, needed: int) -> None:
             os.fsync(probe.fileno())
         free = shutil.disk_usage(folder).free
     except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space" if full else "make this one writable"
         raise RunFolderError(
             f"Nothing can be written to {folder} ({error.strerror or error}). Nothing has been changed; choose another "
-            "folder, or make this one writable."
+            f"folder, or {remedy}."
         ) from error
     refuse_full(folder, needed, free)
 

@@ -112,6 +112,13 @@ def test_advice_fits_the_type_of_a_file(name: str, words: str) -> None:
     assert ignored_line([Path(name)]) == f"1 file ignored: {words}"
 
 
+def test_ignored_files_are_listed_in_one_order_and_those_that_are_no_images_last() -> None:
+    names = "a.txt", "b.txt", "a.log", "a.csv", "a.pdf", "a.md", "a.mp4", "b.mp4", "a.cr2"
+    orders = [ignored_line([Path(name) for name in given]) for given in (names, names[::-1])]
+    assert orders[0] == orders[1]
+    assert orders[0].startswith("9 files ignored: 2 .mp4 (videos: save single frames as JPEG), 1 .cr2 (raw photographs")
+
+
 def test_a_first_visit_that_is_unfinished(folders: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     model = tmp_path / "model"
     learn = ["learn", str(model), "--data", str(folders / "first"), *QUICK, "--quiet", "--checkpoint-steps", "1"]

@@ -498,6 +498,20 @@ def test_the_old_model_stays_if_the_new_one_cannot_be_written(model: Path, monke
     assert Model.load(model, "cpu").card.labels == ["digit-0", "digit-1", "digit-2"]
 
 
+def test_learning_after_forgetting_says_that_traces_may_be_left(
+    model: Path, folders: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """The same images seem to be recognised better than they are, and nothing is kept that would tell."""
+    shutil.copytree(folders / "second", tmp_path / "data")
+    learn_it = ["learn", model, "--data", tmp_path / "data", "--device", "cpu", "--epochs", "1"]
+    run(capsys, "forget", model, "digit-2")
+    line = (
+        "Classes were forgotten, and what all classes share (network weights, empirical feature matrix) may have traces"
+    )
+    assert line in run(capsys, *learn_it)
+    assert "may have traces" not in run(capsys, *learn_it, "--more"), "no class is new"
+
+
 def test_an_interrupted_task_after_forgetting_resumes(
     model: Path, folders: Path, tmp_path: Path, same: Any, monkeypatch: Any, capsys: Any
 ) -> None:

@@ -351,3 +351,16 @@ def test_threads_sleep_while_they_wait(arguments: str, tmp_path: Path, monkeypat
     del os.environ["OMP_WAIT_POLICY"]
     assert main(arguments.split()) == 2
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_a_folder_of_photographs_does_not_hide_what_the_model_knows(
+    named: Path, folders: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """As where the model was put among the photographs themselves: the first files are named, and the rest counted."""
+    model = Path(shutil.copytree(named, tmp_path / "model"))
+    shutil.copytree(folders / "first", model / "first")
+    count = len(list((model / "first").rglob("*.png")))
+    shown = output(capsys, "inspect", model).partition("in the folder, but not part of the model\n")[2].splitlines()
+    assert shown[0].strip() == "first/digit-0/first-000.png"
+    assert shown[20:] == [f"  and {count - 20} more; --format json lists all"]
+    assert len(json.loads(output(capsys, "inspect", model, "--format", "json"))["other_files"]) == count

@@ -16,6 +16,7 @@ from efcil import methods
 from efcil.classifier import IncrementalClassifier
 from efcil.cli import main
 from efcil.data.decode import Encoded, decode_image
+from efcil.engine import progress
 from efcil.errors import SettingsError
 from efcil.model import Model, ModelError, standalone
 from efcil.model import export as exporting
@@ -50,6 +51,14 @@ def test_onnx_agrees(trained: Path, tmp_path: Path, images: np.ndarray, capsys: 
     answer, chance = said.removeprefix(f"{tmp_path / 'image.png'}  ").split()
     assert int(answer) == model.scores(images[:1]).argmax()
     assert float(chance) == pytest.approx(model.probabilities(images[:1]).max(), abs=1e-3)
+    (tmp_path / "broken.png").write_text("no image")
+    asked += [str(tmp_path / "broken.png"), str(tmp_path), str(tmp_path / "image.png")]
+    third = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert (third.returncode, third.stdout) == (1, 2 * said), "the others are answered"
+    assert [line.split(" cannot be read")[0] for line in third.stderr.splitlines()] == asked[-3:-1]
+    none = subprocess.run(asked[:4], capture_output=True, text=True, check=False)
+    assert none.returncode == 1
+    assert none.stderr.startswith("Give a model and at least one image: python")
     loaded = onnx.load(str(file))
     facts = json.loads({entry.key: entry.value for entry in loaded.metadata_props}["efcil"])
     assert facts["classes"] == [0, 1, 2]
@@ -207,6 +216,43 @@ def test_mistakes(trained: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "file").write_text("")
     assert main(["export", str(trained), "--to", "torch", "--output", str(tmp_path / "file" / "x.pt2")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    trained: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    model = Model.load(trained, "cpu")
+    monkeypatch.setattr("efcil.model.export.tempfile.TemporaryFile", fails)
+    monkeypatch.setattr("efcil.model.export.exported", pytest.fail)
+    with pytest.raises(ModelError, match=r"cannot be written \(Read-only file system\)"):
+        export(model, "torch", tmp_path / "model.pt2")
+
+
+@pytest.mark.parametrize(("work", "flags"), [("exporting", ["--to", "torch"]), ("auditing", ["--data", "."])])
+def test_long_work_says_that_it_goes_on(
+    work: str, flags: list[str], trained: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """Of a real network, both take ten seconds or more."""
+    now, waiting = [0.0], []
+
+    class Watched(progress.Waiting):
+        def __init__(self, say: Any) -> None:
+            super().__init__(say, lambda: now[0], tick=None)
+            waiting.append(self)
+
+    def slow(*_: Any) -> None:
+        now[0] += 6.0
+        waiting[0].beat()
+        raise SettingsError("That is enough.")
+
+    monkeypatch.setattr(progress, "Waiting", Watched)
+    monkeypatch.setattr("efcil.model.export.export", slow)
+    monkeypatch.setattr("efcil.model.audit.audit", slow)
+    assert main([work.removesuffix("ing"), str(trained), *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"{work}  (6 s so far)")
 
 
 @pytest.mark.parametrize("kind", ["torch", "onnx"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -155,8 +156,67 @@ def test_a_class_that_is_taken_for_another_is_named(digits: Any, monkeypatch: py
 
 def test_few_images_and_a_half_are_not_enough_to_name_another_class() -> None:
     with Heard() as progress:
-        measuring.say_taken_for(progress, "abc", np.array([0, 0, 1, 1, 1, 1, 1, 1]), np.array([1, 1, 0, 0, 0, 1, 1, 2]))
+        true, given = np.array([0, 0, 1, 1, 1, 1, 1, 1]), np.array([1, 1, 0, 0, 0, 1, 1, 2])
+        measuring.say_in_doubt(progress, "abc", measuring.Answered(np.arange(8), true, given, np.full(8, 0.1)), str)
     assert progress.said == []
+
+
+def test_images_that_look_like_another_class_are_named_most_doubtful_first() -> None:
+    true, given = np.array([0] * 4 + [1] * 4 + [2] * 4), np.array([0, 1, 0, 2, 0, 0, 0, 2, 2, 2, 2, 2])
+    own = np.array([0.9, 0.009, 0.9, 0.02, 0.001, 0.001, 0.001, 0.002, 0.9, 0.9, 0.9, 0.005])
+    answered = measuring.Answered(np.arange(12)[::-1], true, given, own)
+    with Heard() as progress:
+        measuring.say_in_doubt(progress, "abc", answered, "file {}".format)
+    taken, doubtful = progress.said
+    assert taken.startswith("3 of 4 images of b were taken for a"), "these three are not named one by one as well"
+    assert doubtful == (
+        "2 images look like another class to a model that had not learned from them: file 4 (c), file 10 (b). "
+        "Are they in the right folder?"
+    )
+    measuring.say_in_doubt(None, "abc", answered, str)
+
+
+def test_files_in_the_wrong_folder_are_named(
+    folders: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among new classes and more images of known ones, which are learned apart, files keep their names."""
+    model, data = tmp_path / "model", tmp_path / "data"
+    assert main(["learn", str(model), "--data", str(folders / "first"), *PLAIN, "--quiet"]) == 0
+    shutil.copytree(folders / "second", data)
+    shutil.copytree(folders / "first" / "digit-1", data / "digit-1")
+    doubtful: list[str] = []
+
+    def answered(card: Card, found: Any, rows: np.ndarray, true: np.ndarray, scores: np.ndarray) -> measuring.Answered:
+        doubtful.append(str(sorted((data / f"digit-{true[0]}").iterdir())[rows[0]]))
+        first = np.arange(len(rows)) == 0
+        return measuring.Answered(rows, true, np.where(first, 0, true), np.where(first, 0.0, 1.0))
+
+    monkeypatch.setattr(measuring, "_answered", answered)
+    capsys.readouterr()
+    assert main(["learn", str(model), "--data", str(data), "--more"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "like another class" in line]
+    begins = "1 image looks like another class to a model that had not learned from it"
+    assert said == [f"{begins}: {file} (digit-0). Is it in the right folder?" for file in doubtful]
+    assert [Path(file).parent.name for file in doubtful] == ["digit-2", "digit-1"]
+
+
+def test_a_single_image_in_the_wrong_class_is_found(frozen: Model, digits: Any) -> None:
+    model = Model(frozen.card, frozen.twin(), "cpu")
+    images, labels = digits.train(5, 6)
+    wrong = labels.copy()
+    wrong[0] = 11 - wrong[0]
+    seen: list[measuring.Answered] = []
+    original = measuring.Measuring.outcome
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            measuring.Measuring,
+            "outcome",
+            lambda *given: seen.append((found := original(*given)).answered) or found,
+        )
+        learn(model, coloured(images), wrong.tolist())
+    (answered,) = seen
+    assert answered.rows[answered.own.argmin()] == 0
 
 
 def test_more_images_are_measured_before_they_are_learned(digits: Any) -> None:

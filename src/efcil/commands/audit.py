@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,13 @@ def add_arguments(parser: Parser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Audit the model and print what was found."""
     let_threads_sleep()
+    from efcil.activity import doing
+    from efcil.engine.progress import Waiting
     from efcil.model.audit import audit
 
     held_out = None if arguments.held_out is None else arguments.held_out.expanduser()
-    found = audit(arguments.model.expanduser(), arguments.data.expanduser(), held_out)
+    with Waiting(lambda line: print(line, file=sys.stderr, flush=True)), doing("auditing"):
+        found = audit(arguments.model.expanduser(), arguments.data.expanduser(), held_out)
     if arguments.format == "json":
         print(output.to_json(found.to_json(), indent=1))
     else:

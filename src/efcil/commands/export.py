@@ -41,6 +41,8 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the file."""
+    from efcil.activity import doing
+    from efcil.engine.progress import Waiting
     from efcil.model.export import SUFFIXES, export, exported, script_text, write_script
     from efcil.model.in_memory import Model
 
@@ -63,13 +65,16 @@ def execute(arguments: argparse.Namespace) -> int:
         if script.absolute() == file.absolute():
             place = "The standard output" if printed else printable(file)
             raise SettingsError(f"{place} would be both the model and the program. Choose another --script.")
+    said = Waiting(lambda line: print(line, file=sys.stderr, flush=True))
     if streamed:
-        content, difference = exported(model, arguments.to)
+        with said, doing("exporting"):
+            content, difference = exported(model, arguments.to)
         sys.stdout.buffer.write(content)
         print(_said("standard output", model, difference), file=sys.stderr)
     else:
         refuse_own(folder, file)
-        difference = export(model, arguments.to, file)
+        with said, doing("exporting"):
+            difference = export(model, arguments.to, file)
         print(_said(printable(file), model, difference), file=sys.stderr if printed else sys.stdout)
     if printed:
         sys.stdout.write(script_text())

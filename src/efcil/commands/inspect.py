@@ -18,6 +18,7 @@ DESCRIPTION = (
     "could and could not be recovered from that."
 )
 FORMATS = ("text", "json")
+SHOWN_EXTRAS = 20
 
 
 def add_arguments(parser: Parser) -> None:
@@ -139,7 +140,10 @@ def describe(card: Any, stored: list[Any], others: Any) -> str:
         lines.append(textwrap.fill(f"{row.title}: {row.recovery}", 100, initial_indent="  ", subsequent_indent="    "))
     strangers = [*others.files, *others.parts]
     if strangers:
-        lines += ["", "in the folder, but not part of the model", *(f"  {printable(name)}" for name in strangers)]
+        lines += ["", "in the folder, but not part of the model"]
+        lines += [f"  {printable(name)}" for name in strangers[:SHOWN_EXTRAS]]
+        if len(strangers) > SHOWN_EXTRAS:
+            lines.append(f"  and {len(strangers) - SHOWN_EXTRAS:,} more; --format json lists all")
     if others.unfinished:
         lines += ["", "A task is unfinished. To resume it, repeat the `efcil learn` command that started it."]
     return "\n".join(lines)

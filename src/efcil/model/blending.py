@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from efcil.engine.progress import Progress
 from efcil.methods.base import Method
 from efcil.model.card import ModelError, Visit, made_with, now
 from efcil.model.in_memory import Model
-from efcil.model.measuring import measure_before, say_taken_for
+from efcil.model.measuring import measure_before, say_in_doubt
 
 
 def refuse_blending(model: Model) -> None:
@@ -39,13 +39,14 @@ def learn_more(
     labels: Sequence[Hashable],
     repeats: np.ndarray | None = None,
     measure: bool = True,
+    name_of: Callable[[int], str] = str,
     progress: Progress | None = None,
 ) -> None:
     """Blend the new images into their classes' Gaussians, then fit heads, if they decide, to those of all classes.
 
     The backbone does not change: nothing drifts, so no other class can be forgotten through it. What `next_piece`
     raises, between batches and epochs, leaves the model unchanged. With `measure`, the images are classified before
-    they are learned from, and `progress` says what to know about the answers.
+    they are learned from, and `progress` says what to know about the answers; `name_of` gives names of images by rows.
     """
     card, method = model.card, model.twin()
     continues, way = checkpoint.digest(model.tensors()), made_with(model.execution, deterministic=False)
@@ -53,8 +54,8 @@ def learn_more(
     numbers = np.array([place[label] for label in labels], np.int64)
     measured = None
     if measure:
-        measured, answers = measure_before(model, pixels, numbers)
-        say_taken_for(progress, card.labels, numbers, answers)
+        measured, answered = measure_before(model, pixels, numbers)
+        say_in_doubt(progress, card.labels, answered, name_of)
     data = model.task_images(pixels, numbers, f"more{len(card.visits)}", repeats=repeats)
     features, where = gaussians.collect(method.embed, method.measured_views(data))
     method.memory.blend(features, where, [each.images for each in card.classes])

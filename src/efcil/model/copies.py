@@ -33,5 +33,11 @@ def _example(groups: list[list[int]], labels: Sequence[Hashable], items: Sequenc
     """Name two images of the first group, of different classes where there are such."""
     first, *others = groups[0]
     second = next((place for place in others if labels[place] != labels[first]), others[0])
-    named = [items[place] if isinstance(items[place], Path) else f"image {place + 1}" for place in (first, second)]
-    return f"{'for example, ' if len(groups) > 1 else ''}{named[0]} and {named[1]}"
+    return f"{'for example, ' if len(groups) > 1 else ''}{named(items, first)} and {named(items, second)}"
+
+
+def named(items: Sequence[Any] | None, place: int) -> str:
+    """Return what the image at a place is called: its file, or its number."""
+    if items is not None and isinstance(items[place], Path):
+        return str(items[place])
+    return f"image {place + 1}"

@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 import efcil
 from efcil.engine.evaluate import scorer
 from efcil.errors import SettingsError
-from efcil.files import write_atomically
+from efcil.files import make_folder, write_atomically
 from efcil.model import standalone
 from efcil.model.card import ModelError, encode_label
 from efcil.model.in_memory import Model, probabilities
@@ -62,7 +63,9 @@ class Exported(nn.Module):
 def export(model: Model, kind: str, file: Path) -> float:
     """Write the model to a file and compare its scores with the original's; return the largest difference."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass  # better known now than after the work
         # In memory first: if a disk is full or read-only, torch ends the process or raises an unclear error.
         content, difference = exported(model, kind)
         write_atomically(file, content)

@@ -47,6 +47,7 @@ _LEFT_BEHIND = ("thumbs.db", "desktop.ini")
 InputError = pairs.InputError
 #: Images that a class should have at least.
 FEWEST_IMAGES = 5
+_NO_IMAGE = "not images"
 #: What to do about files that are ignored, by their suffixes.
 _BY_TYPE = (
     (".heic .heif .hif", "to read them: pip install 'efcil[heic]'"),
@@ -58,7 +59,7 @@ _BY_TYPE = (
     (
         ".pdf .txt .csv .tsv .json .jsonl .xml .yaml .yml .md .html .doc .docx .odt .xls .xlsx .ppt .pptx .py .ipynb "
         ".zip .tar .gz .7z .rar .mp3 .wav .npy .npz .pt .pth .safetensors .db .log .ini .aae .xmp",
-        "not images",
+        _NO_IMAGE,
     ),
 )
 _OTHERWISE = "if they are images, convert to JPEG or PNG"
@@ -209,9 +210,10 @@ def unknown_files(files: Iterable[Path]) -> list[Path]:
 
 
 def ignored_line(files: Sequence[Path]) -> str:
-    """Return a sentence about ignored files: how many, of which types, most frequent first, and what to do."""
+    """Return a sentence about ignored files: how many, of which types, and what to do; what cannot be an image last."""
     kinds = Counter(file.suffix.lower() for file in files)
-    parts = [f"{count} {kind or 'without suffix'} ({_advice(kind)})" for kind, count in kinds.most_common()]
+    order = sorted(kinds, key=lambda kind: (_advice(kind) == _NO_IMAGE, -kinds[kind], kind))
+    parts = [f"{kinds[kind]} {kind or 'without suffix'} ({_advice(kind)})" for kind in order]
     return f"{len(files)} file{'s' if len(files) > 1 else ''} ignored: {some(parts)}"
 
 

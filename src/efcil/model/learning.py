@@ -36,10 +36,11 @@ from efcil.model.card import (
     now,
     read_card,
 )
+from efcil.model.copies import named
 from efcil.model.folder import PARTIAL, STEM
 from efcil.model.images import InputError, plain_name, sorted_classes
 from efcil.model.in_memory import Model
-from efcil.model.measuring import Measuring, plan, refuse_share, say_taken_for, trains_network
+from efcil.model.measuring import Measuring, plan, refuse_share, say_in_doubt, trains_network
 from efcil.model.visit_log import VisitLog
 from efcil.settings import TrainingSettings
 
@@ -66,29 +67,35 @@ def learn(
     keep: Keep | None = None,
     repeats: np.ndarray | None = None,
     log: VisitLog | None = None,
+    items: Sequence[Any] | None = None,
 ) -> None:
     """Teach the model new classes as its next task and, with `more`, improve those of these that it knows.
 
     The model changes only when everything has succeeded. With `keep`, an interrupted task is resumed when the same
     images are given again. `held_out` is the share of images that measure the result and are not learned from; see
     measuring.py. `repeats` is how many times each image counts (weights.py); the default is once. `log`
-    gets the epochs.
+    gets the epochs. `items` are the images as they were given, to name single ones.
     """
     refuse_share(held_out)
     refuse_classes(model, labels, more=more, keep=keep)
     _warn_of_unsaveable(sorted_classes(labels))
     model.settle()
     fresh, card, method = of_new_classes(model, labels), model.card, model.method
+
+    def names(wanted: np.ndarray) -> Callable[[int], str]:
+        places = np.flatnonzero(wanted)
+        return lambda row: named(items, int(places[row]))
+
     with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if fresh.any():
-            _learn_task(model, *_chosen(fresh, pixels, labels, repeats), held_out, progress, keep, log)
+            _learn_task(model, *_chosen(fresh, pixels, labels, repeats), held_out, progress, keep, log, names(fresh))
         if not fresh.all():
             assert method is not None
             begun_from = model.card.continues
             try:
                 with doing("blending the images in"):
                     known = _chosen(~fresh, pixels, labels, repeats)
-                    learn_more(model, *known, held_out != 0.0, progress)
+                    learn_more(model, *known, held_out != 0.0, names(~fresh), progress)
             except BaseException:
                 model.card = card
                 model.adopt(method)
@@ -249,6 +256,7 @@ def _learn_task(
     progress: Progress | None,
     keep: Keep | None,
     log: VisitLog | None,
+    name_of: Callable[[int], str],
 ) -> None:
     new = sorted_classes(labels)
     card, resolved = model.card, model.card.resolved
@@ -268,7 +276,7 @@ def _learn_task(
     del data, beginner
     with nullcontext() if journal is None else journal.ending():
         outcome = measuring.outcome(pixels, numbers, learner)
-    say_taken_for(progress, [*card.labels, *new], outcome.true, outcome.answers)
+    say_in_doubt(progress, [*card.labels, *new], outcome.answered, name_of)
     date = now()
     counts = np.bincount(numbers[chosen.learned] - first_class, minlength=len(new))
     learned = tuple(

@@ -8,7 +8,7 @@ and the stored classes give. More images of known classes are measured before th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,11 @@ from efcil.core import calibration, typicality
 from efcil.engine.evaluate import scorer
 from efcil.engine.lifecycle import Blueprint, end
 from efcil.engine.progress import Progress
-from efcil.errors import SettingsError, some
+from efcil.errors import SettingsError, printable, some
 from efcil.methods.base import Method, Task
 from efcil.model.card import Card, Visit
-from efcil.model.in_memory import Model
-from efcil.model.measured import BEFORE, FOLDS, HELD_OUT, Measured
+from efcil.model.in_memory import Model, probabilities
+from efcil.model.measured import BEFORE, FOLDS, HELD_OUT, Measured, temperature
 from efcil.network.memo import FeatureMemo, forget_features, remembered_features
 
 #: Share of a class's images that is held out, the fewest images of a class that some are held out of, and the number
@@ -34,6 +34,8 @@ SHARE, SMALLEST_CLASS, PARTS = 0.1, 5, 5
 FEWEST_ALIKE = 3
 #: Accuracies of classes are shown one by one if they differ by at least this much.
 DIFFER_MUCH = 0.2
+#: Images are named of which it is less likely than this that they are of their own class; so many at most.
+UNLIKELY, MOST_NAMED = 0.01, 10
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,25 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A measurement, and for each class of the visit how many images were measured and how many were right.
-
-    `true` and `answers` are the classes of the measured images, and those that they were taken for.
+class Answered:
+    """The images that were measured, by their `rows`: their classes, what they were taken for, and how likely it was
+    that they are of their own class. Nothing of this is kept.
     """
+
+    rows: np.ndarray
+    true: np.ndarray
+    given: np.ndarray
+    own: np.ndarray
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A measurement, and for each class of the visit how many images were measured and how many were right."""
 
     measured: Measured | None
     images: np.ndarray
     right: np.ndarray
-    true: np.ndarray
-    answers: np.ndarray
+    answered: Answered
 
 
 def trains_network(card: Card, index: int) -> bool:
@@ -134,20 +144,24 @@ class Measuring:
         """Measure, after `learner` has learned the task; `numbers` (N) are the classes of the images."""
         nothing = np.zeros(self.task.classes, np.int64)
         if self.chosen.way is None:
-            return Outcome(None, nothing, nothing, nothing[:0], nothing[:0])
+            return Outcome(None, nothing, nothing, Answered(*[nothing[:0]] * 4))
         answers = []
         with doing("measuring", len(self.chosen.parts)) as work:
             for part in self.chosen.parts:
                 answers.append(self._answers(part, pixels, numbers, learner))
                 work.done += 1
-        true = np.concatenate([numbers[part] for part in self.chosen.parts])
+        rows = np.concatenate(self.chosen.parts)
+        true = numbers[rows]
         scores = np.concatenate([each for each, _ in answers])
         close = [each for _, each in answers if each is not None]
         measured = _summarised(self.model, self.chosen.way, scores, true, np.concatenate(close) if close else None)
-        new, given = true - self.task.first_class, scores.argmax(axis=1)
-        images, right = (np.bincount(rows, minlength=self.task.classes) for rows in (new, new[given == true]))
+        answered = _answered(self.model.card, measured, rows, true, scores)
+        new = true - self.task.first_class
+        images, right = (
+            np.bincount(each, minlength=self.task.classes) for each in (new, new[answered.given == answered.true])
+        )
         forget_features(learner.network)
-        return Outcome(measured, images, right, true, given)
+        return Outcome(measured, images, right, answered)
 
     def _answers(
         self, part: np.ndarray, pixels: np.ndarray, numbers: np.ndarray, learner: Method
@@ -166,10 +180,18 @@ class Measuring:
         return _answers(self.model, method, pixels, part)
 
 
-def measure_before(model: Model, pixels: np.ndarray, numbers: np.ndarray) -> tuple[Measured, np.ndarray]:
+def measure_before(model: Model, pixels: np.ndarray, numbers: np.ndarray) -> tuple[Measured, Answered]:
     """Measure images of known classes with the model as it is, before it learns from them; return the answers too."""
     scores, close = _answers(model, model.ready, pixels)
-    return _summarised(model, BEFORE, scores, numbers, close), scores.argmax(axis=1)
+    measured = _summarised(model, BEFORE, scores, numbers, close)
+    return measured, _answered(model.card, measured, np.arange(len(numbers)), numbers, scores)
+
+
+def _answered(card: Card, found: Measured, rows: np.ndarray, true: np.ndarray, scores: np.ndarray) -> Answered:
+    """Return the answers that scores (N, classes) give, with the temperature that the model has after this visit."""
+    parts = [*(visit.measured for visit in card.visits), found]
+    chances = probabilities(scores, temperature(parts, found.classifier, found.among))
+    return Answered(rows, true, scores.argmax(axis=1), chances[np.arange(len(true)), true])
 
 
 def _summarised(model: Model, way: str, scores: np.ndarray, numbers: np.ndarray, close: np.ndarray | None) -> Measured:
@@ -202,19 +224,38 @@ def _answers(
 # -- in words --------------------------------------------------------------------------------------------------------
 
 
-def say_taken_for(progress: Progress | None, names: Sequence[Hashable], true: np.ndarray, answers: np.ndarray) -> None:
-    """Say which classes had most of their measured images taken for one other class."""
+def say_in_doubt(
+    progress: Progress | None, names: Sequence[Hashable], answered: Answered, name_of: Callable[[int], str]
+) -> None:
+    """Say which classes had most of their measured images taken for one other class, and which single images look so
+    unlike their class that they may be in the wrong folder; `name_of` gives the name of the image in a row.
+    """
     if progress is None:
         return
+    true, given = answered.true, answered.given
+    doubtful = (true != given) & (answered.own < UNLIKELY)
     for number in np.unique(true):
-        given, name = answers[true == number], names[int(number)]
-        answer, images = int(np.bincount(given).argmax()), int(np.bincount(given).max())
-        if answer != number and images >= FEWEST_ALIKE and 2 * images > len(given):
+        of_class, name = true == number, names[int(number)]
+        counts = np.bincount(given[of_class])
+        answer, images = int(counts.argmax()), int(counts.max())
+        if answer != number and images >= FEWEST_ALIKE and 2 * images > of_class.sum():
+            doubtful &= ~(of_class & (given == answer))  # said here, all at once
             progress.say(
-                f"{images} of {len(given)} images of {name} were taken for {names[answer]} by a model that had not "
+                f"{images} of {of_class.sum()} images of {name} were taken for {names[answer]} by a model that had not "
                 f"learned from them. Are they in the right folder? If {name} and {names[answer]} are the same thing, "
                 "`efcil merge` makes them one class"
             )
+    if doubtful.any():
+        places = np.flatnonzero(doubtful)
+        places = places[np.argsort(answered.own[places], kind="stable")]
+        single = [f"{name_of(int(answered.rows[place]))} ({names[int(given[place])]})" for place in places]
+        are, they = ("1 image looks", "it") if len(single) == 1 else (f"{len(single)} images look", "them")
+        progress.say(
+            printable(
+                f"{are} like another class to a model that had not learned from {they}: {some(single, MOST_NAMED)}. "
+                f"{'Is it' if len(single) == 1 else 'Are they'} in the right folder?"
+            )
+        )
 
 
 def in_words(card: Card, visit: Visit) -> list[str]:

@@ -59,14 +59,23 @@ def main() -> None:
     """Print the likeliest class of every image, and its probability."""
     import onnxruntime
 
+    if len(sys.argv) < 3:
+        sys.exit(f"Give a model and at least one image: python {sys.argv[0]} MODEL.onnx IMAGE ...")
     model, *files = sys.argv[1:]
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     about = json.loads(session.get_modelmeta().custom_metadata_map["efcil"])
+    unread = 0
     for file in files:
-        images = read(file, about["image_size"])[None]  # several may be stacked: N x size x size x 3
+        try:
+            images = read(file, about["image_size"])[None]  # several may be stacked: N x size x size x 3
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            unread += 1
+            print(f"{file} cannot be read as an image ({error}). Skipped.", file=sys.stderr)
+            continue
         _, probabilities = session.run(["scores", "probabilities"], {"images": images})
         best = int(probabilities[0].argmax())
         print(f"{file}  {about['classes'][best]} {probabilities[0, best]:.3f}")
+    sys.exit(1 if unread else 0)
 
 
 if __name__ == "__main__":

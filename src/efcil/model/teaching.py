@@ -19,6 +19,7 @@ from efcil.files import locked, refuse_full, refuse_unwritable
 from efcil.model import broken, copies, defaults, readme
 from efcil.model import folder as model_folder
 from efcil.model.card import Card, ModelError, Visit, changed_computing, encode_label, made_with, versions
+from efcil.model.classes import shared
 from efcil.model.estimate import estimate, memory_needed
 from efcil.model.images import Pictures
 from efcil.model.in_memory import Model
@@ -86,7 +87,7 @@ def teach(
             refuse_full(folder, needed_bytes(model))
             said = (*_beside(folder, model), *_computed_otherwise(model), *_made_of(model), *_outlook(model, labels))
             again = _perhaps_again(model.card, labels) if more else ()
-            for line in (*remarks, *said, *again, *memory_needed(model.card, len(pictures))):
+            for line in (*remarks, *said, *again, *_traces(model, labels), *memory_needed(model.card, len(pictures))):
                 progress.say(line)
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
             refuse_classes(model, labels, more=more, keep=keep)  # before many images are decoded
@@ -102,6 +103,7 @@ def teach(
             _say_how_long(model, pixels, int(of_new_classes(model, labels).sum()), progress)
             with _logged(VisitLog(log, folder, progress.say), model) as visit:
                 options: dict[str, Any] = {"progress": progress, "keep": keep, "repeats": repeats, "log": visit}
+                options["items"] = pictures.items
                 learn(model, pixels, labels, more=more, held_out=held_out, **options)
             with doing("saving the model"):
                 model_folder.write(folder, model.card, model.tensors())
@@ -245,6 +247,16 @@ def _perhaps_again(card: Card, labels: Sequence[Hashable]) -> Iterator[str]:
                 "they are the same images, stop now: learned twice, they count twice"
             )
             return
+
+
+def _traces(model: Model, labels: Sequence[Hashable]) -> Iterator[str]:
+    """Say that new classes may have been known before: no name of a forgotten one is kept that would tell."""
+    forgotten = any(visit.kind == "forget" for visit in model.card.visits)
+    if forgotten and of_new_classes(model, labels).any() and (left := shared(model)):
+        yield (
+            f"Classes were forgotten, and what all classes share ({', '.join(left)}) may have traces of their images. "
+            "If these are the same images, the accuracy on held-out images is too good"
+        )
 
 
 def _seen(visit: Visit) -> int:
