@@ -513,6 +513,14 @@ def test_a_list_of_fewer_classes_has_tasks_of_its_own(
     assert "custom-of-2x1" in (out := capsys.readouterr().out) or "--task-sizes 2x1" in out
 
 
+@pytest.mark.parametrize("flag", ["--seed", "--seeds"])
+def test_both_commands_call_seeds_alike(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--method", "efc", flag, "0-2", "--dry-run", "--output", str(tmp_path)]) == 0
+    assert "cs5/efc/seed0-2" in capsys.readouterr().out
+    assert main(["paper", "table1", flag, "1-2", "--scenario", "cs10", "--method", "EFC", "--dry-run"]) == 0
+    assert "EFC, seeds 1 2" in capsys.readouterr().out
+
+
 def test_a_range_of_seeds_is_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--method", "efc", "--seed", "0-2", "7", "--dry-run", "--output", str(tmp_path)]) == 0
     assert "seed0,1,2,7" in capsys.readouterr().out

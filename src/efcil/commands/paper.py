@@ -47,7 +47,12 @@ def add_arguments(parser: Parser) -> None:
     what.add_argument("--scenario", nargs="+", action="extend", metavar="NAME", help="only these scenarios")
     what.add_argument("--method", nargs="+", action="extend", metavar="NAME", help="only these methods or rows")
     what.add_argument(
-        "--seeds", nargs="+", action="extend", metavar="N", help="seeds, such as 0-4 or 0 1 2 (default: the study's)"
+        "--seeds",
+        "--seed",
+        nargs="+",
+        action="extend",
+        metavar="N",
+        help="seeds, such as 0-4 or 0 1 2 (default: the study's)",
     )
     what.add_argument(
         "--fast", action="store_true", help="a short schedule and one seed, for a look; every output says so"

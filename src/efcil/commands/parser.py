@@ -110,9 +110,8 @@ def add_option(container: argparse._ActionsContainer, option: Option) -> None:
     convert: Callable[[str], Any] = pair if option.name == "overrides" else option.check
     if option.name.endswith("seed"):
         convert = partial(_seed_or_range, option)
-    container.add_argument(
-        option.flags, type=later(convert), nargs=option.nargs, action="extend", metavar=metavar, **common
-    )
+    names = ("--seed", "--seeds") if option.flags == "--seed" else (option.flags,)  # as `efcil paper` has it
+    container.add_argument(*names, type=later(convert), nargs=option.nargs, action="extend", metavar=metavar, **common)
 
 
 def _seed_or_range(option: Option, text: str) -> Any:
