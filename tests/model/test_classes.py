@@ -510,6 +510,9 @@ def test_learning_after_forgetting_says_that_traces_may_be_left(
     )
     assert line in run(capsys, *learn_it)
     assert "may have traces" not in run(capsys, *learn_it, "--more"), "no class is new"
+    known = next((tmp_path / "data").iterdir())
+    shutil.copytree(known, known.with_name("new"))
+    assert "may have traces" not in run(capsys, *learn_it, code=2), "known classes are refused"
 
 
 def test_an_interrupted_task_after_forgetting_resumes(

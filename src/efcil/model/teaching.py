@@ -86,11 +86,13 @@ def teach(
                 held_out = begun.held_out
             refuse_full(folder, needed_bytes(model))
             said = (*_beside(folder, model), *_computed_otherwise(model), *_made_of(model), *_outlook(model, labels))
-            again = _perhaps_again(model.card, labels) if more else ()
-            for line in (*remarks, *said, *again, *_traces(model, labels), *memory_needed(model.card, len(pictures))):
+            for line in (*remarks, *said):
                 progress.say(line)
             keep = Keep(folder / model_folder.PARTIAL, stop, checkpoint_steps, progress.say, discard)
             refuse_classes(model, labels, more=more, keep=keep)  # before many images are decoded
+            again = _perhaps_again(model.card, labels) if more else ()
+            for line in (*again, *_traces(model, labels), *memory_needed(model.card, len(pictures))):
+                progress.say(line)
             if skip_broken:
                 found = broken.intact(pictures, labels, model.card.image_size)
                 broken.report(found, progress.say)
