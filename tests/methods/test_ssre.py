@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from efcil.methods.ssre import RepresentationExpansion, adapted_kernels, fold_normalisation
+from efcil.network.backbones import locate
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet
 
@@ -192,3 +193,11 @@ def test_only_centres_of_3x3_kernels_and_heads_change() -> None:
         elif name.startswith("backbone."):
             assert_equal({name: after[name]}, {name: value})
     assert not torch.equal(after["heads.0"], before["heads.0"])
+
+
+def test_the_stem_of_every_joined_network_stays() -> None:
+    single = [adapted_kernels(locate(name, "none").build(0)) for name in ("slim", "resnet32")]
+    joined = adapted_kernels(locate("slim+resnet32", "none").build(0))
+    assert [name for name, _ in joined] == [
+        f"parts.{index}.{name}" for index, kernels in enumerate(single) for name, _ in kernels
+    ]

@@ -19,10 +19,10 @@ from efcil.experiment import run_grid
 from efcil.methods.ssre import RepresentationExpansion
 from efcil.model import purposes
 from efcil.model.in_memory import Model
-from efcil.network import backbones
+from efcil.network import backbones, weights
 from efcil.network.backbones import Backbone, locate
 from efcil.network.incremental import IncrementalNetwork
-from efcil.network.weights import UNSTATED, WeightsError
+from efcil.network.weights import UNSTATED, View, Weights, WeightsError
 from efcil.report.table import _pretrained
 from efcil.settings import Settings, TrainingSettings
 
@@ -157,6 +157,15 @@ def test_a_transformer_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         locate("hub:timm/vit_tiny").build(0)
 
 
+def test_networks_of_the_hub_are_not_advised_to_do_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Weights("Hub", UNSTATED, "0" * 64, UNSTATED, View())
+    monkeypatch.setattr(weights, "of_hub", lambda name: ({"architecture": "vit_tiny"}, found))
+    for name, advised in (("slim+hub:timm/vit_tiny", False), ("slim+timm:vit_tiny", True)):
+        with pytest.raises(SettingsError, match="slim has no pre-trained weights") as refused:
+            locate(name)
+        assert ("--weights none" in str(refused.value)) == advised
+
+
 def test_transformers_read_other_sizes_or_say_which() -> None:
     chosen = locate("timm:vit_tiny")
     for side in (SIDE, 2 * SIDE):
@@ -166,9 +175,17 @@ def test_transformers_read_other_sizes_or_say_which() -> None:
         chosen.refuse_images(9)
     with pytest.raises(SettingsError, match=wanted):
         Model.create(TrainingSettings(method="lda", network="timm:vit_tiny", image_size=9), 30)
-    with pytest.raises(SettingsError, match=r"made for 8, 8 pixels; --image-size gives one that all"):
-        Backbone("x", "timm:vit_tiny+timm:mobile_small").refuse_images(9)
+    for joined in ("timm:vit_tiny+timm:mobile_small", "slim+timm:vit_tiny"):
+        with pytest.raises(SettingsError, match=wanted):
+            Backbone("x", joined).refuse_images(9)
     locate("slim").refuse_images(9)
+
+
+def test_joined_networks_say_for_which_sizes_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mobile, "input_size", 2 * SIDE, raising=False)
+    wanted = r"made for 8, 16 pixels: give one size that all .* `efcil run` as --input-size\.$"
+    with pytest.raises(SettingsError, match=wanted):
+        Backbone("x", "timm:mobile_small+timm:vit_tiny").refuse_images(10)
 
 
 def test_a_run_refuses_images_that_the_network_cannot_read(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from efcil.errors import SettingsError
 from efcil.methods.base import Batch, Method, ParameterGroup, Plan, Task, Terms, Traits
 from efcil.methods.memory import ClassMemory
 from efcil.network import fast
+from efcil.network.backbones import Joined
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe, option
 
@@ -187,8 +188,12 @@ class _Features(nn.Module):
 def adapted_kernels(backbone: nn.Module) -> list[tuple[str, Tensor]]:
     """Name and kernel of every convolution that has a centre (3x3 pixels, 5x5, ...), except the first one, the stem.
 
-    In a ResNet these are the convolutions inside the residual blocks, without the shortcuts.
+    In a ResNet these are the convolutions inside the residual blocks, without the shortcuts. Each of several networks
+    that are joined has a stem.
     """
+    if isinstance(backbone, Joined):
+        parts = [(f"parts.{index}", adapted_kernels(part)) for index, part in enumerate(backbone.parts)]
+        return [(f"{prefix}.{name}", weight) for prefix, kernels in parts for name, weight in kernels]
     wide = [
         (f"{name}.weight", module.weight)
         for name, module in backbone.named_modules()

@@ -280,7 +280,7 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
     own = completed(cls, group(resolved["method"]))
     implied = recipe_as_implied(wanted.method, wanted.preset, own)
     _check_network(resolved["network"])
-    if _of_hub(resolved["network"]) and facts.get("pretrained") is None:
+    if backbones.of_hub(resolved["network"]) and facts.get("pretrained") is None:
         raise ValueError("a network of the Hub has pre-trained weights, and it describes none")
     if resolved["augmentation"] not in AUGMENTATIONS:
         raise unknown("augmentation", str(resolved["augmentation"]), AUGMENTATIONS, ModelError)
@@ -313,10 +313,6 @@ def _check_network(name: Any) -> None:
         raise ModelError(str(error)) from None
 
 
-def _of_hub(name: str) -> bool:
-    return any(part.startswith("hub:") for part in name.split(backbones.JOIN))
-
-
 def _read_pretrained(value: Any) -> Pretrained | None:
     if value is None:
         return None
@@ -325,7 +321,7 @@ def _read_pretrained(value: Any) -> Pretrained | None:
         if not isinstance(text, str) or not text or len(text) > LONGEST_FACT or not text.isprintable():
             raise ValueError(f"the {name} of its pre-trained weights is not a short text")
     _check_network(texts["architecture"])
-    if _of_hub(texts["architecture"]):
+    if backbones.of_hub(texts["architecture"]):
         raise ValueError("its pre-trained weights do not name their architecture")
     _digest(texts["sha256"])
     return Pretrained(**texts)

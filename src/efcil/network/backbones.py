@@ -179,6 +179,11 @@ def is_pretrained(name: str | None, weights: str | None) -> bool:
     return weights is not None or all(part in PACKAGES or ":" in part for part in name.split(JOIN))
 
 
+def of_hub(name: str) -> bool:
+    """Say whether a network of this name, or a part of it, is one of the Hub, which is never without its weights."""
+    return any(part.startswith("hub:") for part in name.split(JOIN))
+
+
 def installed(name: str) -> bool:
     """Return whether the pre-trained weights of one of our networks are installed as a package."""
     return name in PACKAGES and PACKAGES[name].find() is not None
@@ -222,9 +227,10 @@ def _joined(name: str, weights: str | None, input_size: int | None) -> Backbone:
         return Backbone(name, architecture, None, input_size)
     if len(known) < len(parts):
         bare = next(part.name for part in parts if part.weights is None)
+        scratch = "" if of_hub(name) else ", or train all of them from scratch with --weights none"
         raise SettingsError(
             f"{bare} has no pre-trained weights of its own, and {name} needs some for each of its networks. Leave it "
-            "out, or train all of them from scratch with --weights none."
+            f"out{scratch}."
         )
     if len({(each.view.mean, each.view.std) for each in known}) > 1:
         raise SettingsError(
@@ -324,11 +330,14 @@ def _outside(architecture: str, loaded: bool) -> nn.Module:
 
 
 def _advice(module: nn.Module, side: int) -> str:
-    """Return what to do about a module that cannot read images of this size."""
-    if isinstance(module, Joined):
-        sizes = some([_view_of_module(part).size for part in module.parts])
-        return f"Its networks are made for {sizes} pixels; --image-size gives one that all of them can read."
-    size = _view_of_module(module).size
+    """Return what to do about a module that cannot read images of this size; our own networks can read any."""
+    parts = [part for part in module.parts if isinstance(part, Outside)] if isinstance(module, Joined) else [module]
+    size, *others = sorted({_view_of_module(part).size for part in parts})
+    if others:
+        return (
+            f"Its networks are made for {some([size, *others])} pixels: give one size that all of them can read, "
+            "`efcil learn` as --image-size, or `efcil run` as --input-size."
+        )
     if size == side:
         return "It must map images (batch, 3, height, width) to features (batch, n)."
     return (
