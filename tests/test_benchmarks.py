@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import collect  # noqa: E402
+import other_images  # noqa: E402
 import reproduce  # noqa: E402
 
 PAGE = """# Fine-tuning
@@ -347,3 +348,23 @@ def test_the_page_of_the_paper_grows_with_the_results(tmp_path: Path) -> None:
     reproduce.fill(page, results)
     assert not figure.exists()
     assert page.read_text(encoding="utf-8") == first
+
+
+def test_images_that_are_tested_are_not_learned() -> None:
+    ((_, *visits),) = other_images.cases(None)
+    assert [sorted(set(each.labels))[0] for each in visits] == ["digit-0", "digit-5"]
+    images = other_images.Images(range(25), ["a"] * 10 + ["b"] * 15)
+    learned, tested = images.split(0)
+    assert sorted([*learned.images, *tested.images]) == list(images.images)
+    assert [tested.labels.count(label) for label in "ab"] == [2, 3]
+    assert images.split(0)[1] == tested != images.split(1)[1]
+
+
+def test_two_visits_are_measured_apart() -> None:
+    found = other_images.digits()
+    visits = [found.of(["digit-0", "digit-1"]), found.of(["digit-7"])]
+    way = {"method": "fecam", "network": "slim", "weights": "none", "epochs": 2, "image_size": 8, "device": "cpu"}
+    first, second, seconds = other_images.measure(visits, 0, way)
+    assert first > 50
+    assert 0 <= second <= 100
+    assert seconds > 0
