@@ -2,7 +2,7 @@
 
     python benchmarks/other_images.py                                    # scanned digits, five of them in each visit
     python benchmarks/other_images.py --folder photographs/train         # digits and photographs, in either order
-    python benchmarks/other_images.py --draws 1 --ways frozen scratch
+    python benchmarks/other_images.py --draws 1 --ways scratch
 
 Four fifths of the training images of every class are learned, and the others tested after both visits; the draws differ
 in which. Test images are never read. A folder has a sub-folder for each class.
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="training photographs, a sub-folder for each class")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=list(WAYS)[:-1], choices=list(WAYS))
-    options = parser.parse_args()
+    options, facts = parser.parse_args(), environment()  # now: the files may be edited later
     for name, *visits in cases(options.folder):
         for way in options.ways:
             found = [measure(visits, seed, WAYS[way]) for seed in range(options.draws)]
@@ -107,7 +107,6 @@ def main() -> None:
             shown = [f"{statistics.fmean(each):5.1f} ({min(each):.1f} to {max(each):.1f})" for each in (first, second)]
             taken = f"{statistics.fmean(seconds):.0f} s"
             print(f"{name:20} {way:8} first visit {shown[0]}  second {shown[1]}  {taken}", flush=True)
-    facts = environment()
     print(f"{facts['hardware']['cpu']}, commit {facts['commit']}")
 
 
