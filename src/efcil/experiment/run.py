@@ -45,7 +45,7 @@ from efcil.experiment.state import RunState
 from efcil.experiment.summary import changed_since, finished_before, summarise_run
 from efcil.files import locked, refuse_unwritable
 from efcil.model.card import changed_computing
-from efcil.network.backbones import of_hub
+from efcil.network.backbones import is_of_hub
 from efcil.output import lines
 from efcil.report import matrix_text
 from efcil.resolution import label, scenario_name
@@ -216,7 +216,7 @@ class Run:
         counted = "" if plan.answers is None else f", {domains.counted(plan.answers)}"
         self.progress.say(f"{plan.folder.path}: {plan.tasks} tasks on {where}{counted}{at}")
         if plan.settings.input_size is None and plan.backbone.input_size is not None:
-            scratch = "" if of_hub(plan.backbone.name) else "; --weights none trains it from scratch"
+            scratch = "" if is_of_hub(plan.backbone.name) else "; --weights none trains it from scratch"
             self.progress.say(
                 f"images of {plan.dataset.image_size} pixels are enlarged to {plan.backbone.input_size} for "
                 f"{plan.backbone.name}, which is taken to be pre-trained. That takes longer; --input-size chooses "

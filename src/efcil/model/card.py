@@ -280,7 +280,7 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
     own = completed(cls, group(resolved["method"]))
     implied = recipe_as_implied(wanted.method, wanted.preset, own)
     _check_network(resolved["network"])
-    if backbones.of_hub(resolved["network"]) and facts.get("pretrained") is None:
+    if backbones.is_of_hub(resolved["network"]) and facts.get("pretrained") is None:
         raise ValueError("a network of the Hub has pre-trained weights, and it describes none")
     if resolved["augmentation"] not in AUGMENTATIONS:
         raise unknown("augmentation", str(resolved["augmentation"]), AUGMENTATIONS, ModelError)
@@ -321,7 +321,7 @@ def _read_pretrained(value: Any) -> Pretrained | None:
         if not isinstance(text, str) or not text or len(text) > LONGEST_FACT or not text.isprintable():
             raise ValueError(f"the {name} of its pre-trained weights is not a short text")
     _check_network(texts["architecture"])
-    if backbones.of_hub(texts["architecture"]):
+    if backbones.is_of_hub(texts["architecture"]):
         raise ValueError("its pre-trained weights do not name their architecture")
     _digest(texts["sha256"])
     return Pretrained(**texts)

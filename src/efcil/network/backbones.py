@@ -179,7 +179,7 @@ def is_pretrained(name: str | None, weights: str | None) -> bool:
     return weights is not None or all(part in PACKAGES or ":" in part for part in name.split(JOIN))
 
 
-def of_hub(name: str) -> bool:
+def is_of_hub(name: str) -> bool:
     """Say whether a network of this name, or a part of it, is one of the Hub, which is never without its weights."""
     return any(part.startswith("hub:") for part in name.split(JOIN))
 
@@ -227,7 +227,7 @@ def _joined(name: str, weights: str | None, input_size: int | None) -> Backbone:
         return Backbone(name, architecture, None, input_size)
     if len(known) < len(parts):
         bare = next(part.name for part in parts if part.weights is None)
-        scratch = "" if of_hub(name) else ", or train all of them from scratch with --weights none"
+        scratch = "" if is_of_hub(name) else ", or train all of them from scratch with --weights none"
         raise SettingsError(
             f"{bare} has no pre-trained weights of its own, and {name} needs some for each of its networks. Leave it "
             f"out{scratch}."
