@@ -304,8 +304,12 @@ def measure_steps(bench: Bench, table: Table) -> tuple[float, dict[str, float]]:
 
 
 def add_share(bench: Bench, table: Table, what: str, variant: str, copies: int, ms: float, rate: float) -> None:
-    """Add which share of the card's rate for matrix products the convolutions of a step reach."""
-    table.add(what, variant, 100 * bench.flops(copies * bench.sizes.batch) / (ms / 1e3) / rate, "%")
+    """Add which share of the card's rate for matrix products the convolutions of a step reach.
+
+    On a CPU that rate is no limit: convolutions of a large network were faster.
+    """
+    if bench.device.type == "cuda":
+        table.add(what, variant, 100 * bench.flops(copies * bench.sizes.batch) / (ms / 1e3) / rate, "%")
 
 
 def add_memory(bench: Bench, table: Table, what: str, variant: str) -> None:
