@@ -123,27 +123,53 @@ def with_settings(page: str, method: str) -> str:
 
 
 def settings_of(method: str) -> str:
-    """Return the settings of a method as a table, and below it what presets change."""
+    """Return the settings of a method as a table, with a link to those of a base, and what presets change."""
     from efcil import methods
     from efcil.presets import method_values
 
     members = options(methods.bundled()[method].Settings).values()
     if not members:
         return "None of its own.\n"
-    lines = ["| setting | default | meaning and source |", "| --- | --- | --- |"]
+    same: dict[str, list[str]] = {}
+    rows = []
     for option in members:
-        unsaid = [
-            show(choice)
-            for choice in option.choices or ()
-            if not re.search(rf"\b{re.escape(show(choice))}\b", option.help)
-        ]
-        meaning = option.help + (f" {option.expected[:1].upper()}{option.expected[1:]}." if unsaid else "")
-        lines.append(f"| `{option.name}` | {_short(option.default)} | {_cell(meaning)} |")
-    presets = [
-        f"\nPreset of {', '.join(datasets)}: {', '.join(f'`{each}`' for each in values)}.\n"
+        base, described = _described(method, option)
+        default = _short(option.default)
+        link = f"[{base}]({page_of(base)}#settings)"
+        if base == method:
+            rows.append(f"| `{option.name}` | {default} | {_cell(_meaning(option))} |")
+        elif described.default == option.default:
+            same.setdefault(link, []).append(f"`{option.name}` {default}")
+        else:
+            rows.append(f"| `{option.name}` | {default} | As in {link}, where it is {_short(described.default)}. |")
+    parts = [f"As in {link}: {', '.join(settings)}.\n" for link, settings in same.items()]
+    if rows:
+        parts.append("\n".join(["| setting | default | meaning and source |", "| --- | --- | --- |", *rows]) + "\n")
+    parts += [
+        f"Preset of {', '.join(datasets)}: {', '.join(f'`{each}`' for each in values)}.\n"
         for values, datasets in method_values(method).items()
     ]
-    return "\n".join(lines) + "\n" + "".join(presets)
+    return "\n".join(parts)
+
+
+def _described(method: str, option: Option) -> tuple[str, Option]:
+    """Return the method whose page says what a setting means, the first one that this one is built on, and its own."""
+    from efcil import methods
+
+    bundled = methods.bundled()
+    names = {cls: name for name, cls in bundled.items()}
+    for base in reversed(bundled[method].__mro__):
+        described = options(base.Settings).get(option.name) if base in names else None
+        if described is not None and described.help == option.help:
+            return names[base], described
+    return method, option
+
+
+def _meaning(option: Option) -> str:
+    choices = [re.escape(show(choice)) for choice in option.choices or ()]
+    if all(re.search(rf"\b{choice}\b", option.help) for choice in choices):
+        return option.help
+    return f"{option.help} {option.expected[:1].upper()}{option.expected[1:]}."
 
 
 def _short(default: Any) -> str:
