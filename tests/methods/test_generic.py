@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from efcil.methods import available, bundled
-from efcil.settings import options
+from efcil.resolution.documentation import page_of, with_settings
 from efcil.testing import METHOD_CHECKS, Check, LeftOut, Trial, on_trial
 
 
@@ -22,8 +22,7 @@ def test_method(check: Check[Trial], name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_a_method_of_the_package_has_a_page(name: str) -> None:
-    page = Path(__file__).parents[2] / "docs" / "methods" / f"{name.replace('++', '-plus-plus')}.md"
+    page = Path(__file__).parents[2] / "docs" / "methods" / page_of(name)
     assert page.is_file(), f"Write {page}: idea, command, settings, deviations, results."
     text = page.read_text(encoding="utf-8")
-    for setting in options(bundled()[name].Settings):
-        assert f"`{setting}`" in text, f"{page.name} does not mention the setting {setting}."
+    assert text == with_settings(text, name), "run: python -m efcil.resolution.documentation docs/settings.md"

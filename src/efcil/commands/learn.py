@@ -26,7 +26,9 @@ DESCRIPTION = """\
 Teach a model the classes of a folder that has one sub-folder of images per class. MODEL is a folder; it is created
 if it does not exist. An existing model learns the classes as its next task, without images of the earlier ones.
 
-To resume an interrupted command, run it again; its settings may be left out.
+With the extra `pretrained` no other option is needed; docs/own-images.md says which ones help when. Network, method
+and image size are chosen when the model is created. To resume an interrupted command, run it again; its settings
+may be left out.
 """
 #: The settings a new model can have. Those after the first line may change with every call.
 SETTINGS = (
@@ -38,6 +40,12 @@ _DEFAULTS = {
     "classifier": "auto",
     "method": "lda on a pre-trained network, else efc",
     "network": "efficientnet-lite0 if the extra `pretrained` is installed, else the preset's",
+    "image_size": "the size that a pre-trained network knows; else that of the images, at most 224",
+}
+#: What the help text says of a setting where that of `efcil run` says too much.
+_HELP = {
+    "seed": "Seed of everything random in training.",
+    "image_size": "Side in pixels of the square images that the network sees.",
 }
 
 
@@ -65,7 +73,8 @@ def add_arguments(parser: Parser) -> None:
     for name in SETTINGS:
         # One model is learned here, not a grid.
         single = known[name] if name == "overrides" else dataclasses.replace(known[name], nargs=None)
-        add_option(parser, dataclasses.replace(single, default=_DEFAULTS.get(name, single.default)))
+        said = {"default": _DEFAULTS.get(name, single.default), "help": _HELP.get(name, single.help)}
+        add_option(parser, dataclasses.replace(single, **said))
     add_checkpoint_steps(parser)
     add_log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")

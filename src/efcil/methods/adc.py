@@ -29,17 +29,22 @@ class AdversarialDriftCompensation(BuiltClassifier, LearningWithoutForgetting):
     class Settings(LearningWithoutForgetting.Settings):
         """The settings of LwF, and those of the attack, with the values of its authors for CIFAR-100."""
 
+        weight: float = option(10.0, "Weight of the distillation (ADC).", minimum=0)
+        temperature: float = option(2.0, "Temperature of the distillation (ADC).", minimum=1e-3)
         smoothing: float = option(0.0, "Probability mass spread over the student's old classes (ADC: none).", minimum=0)
         train_normalisation: bool = option(True, "Keep training BatchNorm after the first task (ADC).")
         images: int = option(
-            100, "Current images, the nearest to an old class, that its drift is measured on after the task.", minimum=1
+            100,
+            "Current images, the nearest to an old class, that its drift is measured on after the task (ADC).",
+            minimum=1,
         )
         attack_steps: int = option(
-            3, "Steps of the attack on these; 0 measures the drift on them as they are.", minimum=0
+            3, "Steps of the attack on these (ADC); 0 measures the drift on them as they are.", minimum=0
         )
         attack_length: float = option(
             2.5,
-            "Length of such a step, as the root mean square over the images of a class.",
+            "Length of such a step, as the root mean square over the images of a class. ADC's 25 is for 100 images "
+            "together.",
             minimum=0,
             unless=("attack_steps", 0),
         )

@@ -51,43 +51,54 @@ class AdversarialPseudoReplay(BuiltClassifier, LearningWithoutForgetting):
         weight: float = option(10.0, "Weight of the distillation (APR).", minimum=0)
         temperature: float = option(2.0, "Temperature of the distillation (APR).", minimum=1e-3)
         sources: int = option(
-            200, "Current images, the nearest to an old class, that its pseudo-old images are made of.", minimum=1
+            200, "Current images, the nearest to an old class, that its pseudo-old images are made of (APR).", minimum=1
         )
-        pseudo_batch: int = option(64, "Pseudo-old images in a training step, beside the current ones.", minimum=1)
+        pseudo_batch: int = option(
+            64, "Pseudo-old images in a training step, beside the current ones (APR).", minimum=1
+        )
         attack_steps: int = option(
-            4, "Steps of gradient descent that make a pseudo-old image (Tiny-ImageNet: 6).", minimum=0
+            4, "Steps of gradient descent that make a pseudo-old image (APR; Tiny-ImageNet: 6).", minimum=0
         )
         attack_length: float = option(
             8.0,
-            "Length of such a step, as the root mean square over the pseudo-old images of a training step.",
+            "Length of such a step, as the root mean square over the pseudo-old images of a training step. APR's 64 is "
+            "for 64 images together.",
             minimum=0,
             unless=("attack_steps", 0),
         )
         noise: float = option(
-            1.0, "Spread of the targets about the mean of their class, in mean standard deviations.", minimum=0
+            1.0, "Spread of the targets about the mean of their class, in mean standard deviations (APR).", minimum=0
         )
         drift_images: int = option(
             1000,
-            "Current images, the nearest to an old class, that its drift is measured on after the task.",
+            "Current images, the nearest to an old class, that its drift is measured on after the task (APR).",
             minimum=1,
         )
-        drift_steps: int = option(9, "Steps of the attack on these (Tiny-ImageNet: 6).", minimum=0)
+        drift_steps: int = option(9, "Steps of the attack on these (APR; Tiny-ImageNet: 6).", minimum=0)
         drift_length: float = option(
             _DRIFT_LENGTH,
-            "Length of such a step, as the root mean square over a batch.",
+            "Length of such a step, as the root mean square over a batch. APR's 25 is for 1,000 images together.",
             minimum=0,
             unless=("drift_steps", 0),
         )
         drift_batch: int = option(
-            64, "Images that share the length of a step there.", minimum=1, unless=("drift_steps", 0)
+            64, "Images that share the length of a step there (APR).", minimum=1, unless=("drift_steps", 0)
         )
-        map_epochs: int = option(64, "Epochs in which the map of a class's covariance is learned (Adam).", minimum=0)
-        map_learning_rate: float = option(1e-4, "Learning rate of these maps.", minimum=0, unless=("map_epochs", 0))
-        map_batch_size: int = option(16, "Features in a step of learning a map.", minimum=1, unless=("map_epochs", 0))
+        map_epochs: int = option(
+            64,
+            "Epochs in which the map of a class's covariance is learned (APR; Adam, on the mean distance).",
+            minimum=0,
+        )
+        map_learning_rate: float = option(
+            1e-4, "Learning rate of these maps (APR).", minimum=0, unless=("map_epochs", 0)
+        )
+        map_batch_size: int = option(
+            16, "Features in a step of learning a map (APR's code).", minimum=1, unless=("map_epochs", 0)
+        )
         shrink: float = option(
             24.0,
             "Mean variances added to every variance, and mean covariances to every other entry, of a covariance when "
-            "classifying (Tiny-ImageNet: 40).",
+            "classifying (APR; Tiny-ImageNet: 40).",
             minimum=0,
         )
         train_normalisation: bool = option(True, "Keep training BatchNorm after the first task (APR).")

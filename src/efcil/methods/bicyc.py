@@ -30,22 +30,29 @@ class BidirectionalCycle(AdaptedGaussians):
         """Hyper-parameters of BiCyc, with the values of its authors' script for CIFAR-100."""
 
         distillation_weight: float = option(
-            5.0, "Weight of the alignment: new to old features, which trains the network, and old to new.", minimum=0
+            5.0,
+            "Weight of the alignment: new to old features, which trains the network, and old to new (BiCyc).",
+            minimum=0,
         )
         cycle_weight: float = option(
-            2.0, "Weight of the cycles: there and back again must be where one began (the paper: 1).", minimum=0
+            2.0,
+            "Weight of the cycles: a feature mapped there and back should be itself (the authors' script; "
+            "the paper: 1).",
+            minimum=0,
         )
         geometry_weight: float = option(
-            0.05, "Weight of the difference between cosines of mapped features and those they should have.", minimum=0
+            0.05,
+            "Weight of the difference between cosines of mapped features and those they should have (BiCyc).",
+            minimum=0,
         )
         adapter: str = option(
             "mlp",
-            "Map that updates old Gaussians: mlp (the one trained with the network) or ridge (linear, in closed form).",
+            "Map that updates old Gaussians: mlp (trained with the network) or ridge (closed form, an ablation).",
             choices=("mlp", "ridge"),
         )
         adapter_epochs: int = option(
             30,
-            "Epochs in which the map is learned further when the task has ended (SGD; the authors' code: 100).",
+            "Epochs in which the map is learned further after the task (SGD; the paper; the authors' code: 100).",
             minimum=1,
             needs=("adapter", "mlp"),
         )

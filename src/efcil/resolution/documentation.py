@@ -1,23 +1,29 @@
-"""Writes docs/settings.md from the definitions: `python -m efcil.resolution.documentation docs/settings.md`."""
+"""Writes docs/settings.md and the tables of settings in docs/methods from the definitions.
+
+python -m efcil.resolution.documentation docs/settings.md
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from efcil.resolution.config import GRID_FIELDS
 from efcil.settings.benchmark import Settings
 from efcil.settings.options import Option, options, show
 from efcil.settings.recipe import Recipe
 
+_BEGIN, _END = "<!-- settings -->", "<!-- end of settings -->"
+
 _INTRODUCTION = """\
 # Settings
 
-This page is generated from the definitions in the code; change those and run `python -m efcil.resolution.documentation
-docs/settings.md`.
+Every setting of a run: its flag of `efcil run`, its name in a settings file, its default and its meaning. `efcil learn`
+has some of them too (`efcil learn --help`).
 
-A run is described by the settings below, on the command line (`efcil run --seed 0 1 2`) or in a file.
 {grid}
 take several values, and every combination becomes a run. So do settings of methods and recipes given with `--vary`:
 `efcil run --method efc --vary efm_weight=1 5 10 later.epochs=50 100` is six runs. Without a method, `efcil run` trains
@@ -71,13 +77,20 @@ methods each one takes the settings that it has. A setting that has no effect wi
 with `prototype_update=none`, is refused; in a grid it is left out of the runs that do not use it. The preset of a
 dataset may also change settings, if its benchmark uses a method differently from the method's authors; `--set`
 overrides the preset.
+
+The page of a method says what each of its settings means, where its default comes from, and what presets change.
+`efcil methods NAME` prints the same, with the values that each may have.
+"""
+
+_GENERATED = """
+This page is made from the code by `python -m efcil.resolution.documentation docs/settings.md`, as are the tables of
+settings in the pages of the methods.
 """
 
 
 def documentation() -> str:
     """Return the text of docs/settings.md."""
     from efcil import methods
-    from efcil.presets import method_values
 
     known = options(Settings)
     names = [f"`{name}`" for name in known if name in GRID_FIELDS]
@@ -87,15 +100,81 @@ def documentation() -> str:
         parts.append(f"## {group.capitalize()}\n\n" + _table(members, flags=True))
     parts.append(_RECIPES + "\n" + _table(options(Recipe).values()))
     parts.append(_METHODS)
+    lines = ["| method | settings |", "| --- | --- |"]
     for name, cls in methods.bundled().items():
-        members = list(options(cls.Settings).values())
-        body = _table(members) if members else "No settings of its own.\n"
-        read_otherwise = "".join(
-            f"\nPreset of {', '.join(datasets)}: {', '.join(f'`{each}`' for each in values)}.\n"
-            for values, datasets in method_values(name).items()
-        )
-        parts.append(f"### {name}\n\n{_sentence(cls.summary)}\n\n{body}{read_otherwise}")
+        settings = ", ".join(f"`{each}`" for each in options(cls.Settings)) or "none of its own"
+        lines.append(f"| [{name}](methods/{page_of(name)}#settings) | {settings} |")
+    parts.append("\n".join(lines) + "\n" + _GENERATED)
     return "\n".join(parts)
+
+
+def page_of(method: str) -> str:
+    """Return the file in docs/methods that describes a method of this package."""
+    return f"{method.replace('++', '-plus-plus')}.md"
+
+
+def with_settings(page: str, method: str) -> str:
+    """Return the page of a method with the table of its settings between the markers."""
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"The page of {method} has no part between {_BEGIN} and {_END}.")
+    return f"{before}{begin}\n\n{settings_of(method)}\n{end}{after}"
+
+
+def settings_of(method: str) -> str:
+    """Return the settings of a method as a table, with a link to those of a base, and what presets change."""
+    from efcil import methods
+    from efcil.presets import method_values
+
+    members = options(methods.bundled()[method].Settings).values()
+    if not members:
+        return "None of its own.\n"
+    same: dict[str, list[str]] = {}
+    rows = []
+    for option in members:
+        base, described = _described(method, option)
+        default = _short(option.default)
+        link = f"[{base}]({page_of(base)}#settings)"
+        if base == method:
+            rows.append(f"| `{option.name}` | {default} | {_cell(_meaning(option))} |")
+        elif described.default == option.default:
+            same.setdefault(link, []).append(f"`{option.name}` {default}")
+        else:
+            rows.append(f"| `{option.name}` | {default} | As in {link}, where it is {_short(described.default)}. |")
+    parts = [f"As in {link}: {', '.join(settings)}.\n" for link, settings in same.items()]
+    if rows:
+        parts.append("\n".join(["| setting | default | meaning and source |", "| --- | --- | --- |", *rows]) + "\n")
+    parts += [
+        f"Preset of {', '.join(datasets)}: {', '.join(f'`{each}`' for each in values)}.\n"
+        for values, datasets in method_values(method).items()
+    ]
+    return "\n".join(parts)
+
+
+def _described(method: str, option: Option) -> tuple[str, Option]:
+    """Return the method whose page says what a setting means, the first one that this one is built on, and its own."""
+    from efcil import methods
+
+    bundled = methods.bundled()
+    names = {cls: name for name, cls in bundled.items()}
+    for base in reversed(bundled[method].__mro__):
+        described = options(base.Settings).get(option.name) if base in names else None
+        if described is not None and described.help == option.help:
+            return names[base], described
+    return method, option
+
+
+def _meaning(option: Option) -> str:
+    choices = [re.escape(show(choice)) for choice in option.choices or ()]
+    if all(re.search(rf"\b{choice}\b", option.help) for choice in choices):
+        return option.help
+    return f"{option.help} {option.expected[:1].upper()}{option.expected[1:]}."
+
+
+def _short(default: Any) -> str:
+    text = show(default)
+    return f"{default:.4g}" if isinstance(default, float) and len(text) > 10 else text
 
 
 def _table(members: Iterable[Option], flags: bool = False) -> str:
@@ -104,13 +183,22 @@ def _table(members: Iterable[Option], flags: bool = False) -> str:
     for option in members:
         flag = [f"`{option.flags}`"] if flags else []
         default = "" if option.default in (None, {}, ()) else f"`{show(option.default)}`"
-        lines.append([f"`{option.name}`", *flag, default, option.expected, option.help.replace("|", "\\|")])
+        lines.append([f"`{option.name}`", *flag, default, option.expected, _cell(option.help)])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _write(target: Path) -> None:
+    from efcil import methods
+
+    target.write_text(documentation(), encoding="utf-8")
+    for name in methods.bundled():
+        page = target.parent / "methods" / page_of(name)
+        page.write_text(with_settings(page.read_text(encoding="utf-8"), name), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(documentation(), encoding="utf-8")
+    _write(Path(sys.argv[1]))

@@ -154,8 +154,8 @@ class Settings(TrainingSettings):
     )
     stored_side: int | None = option(
         None,
-        "Datasets of large photographs (imagenet-1k, imagenet-subset, cub200, domainnet): training images with a "
-        "longer shorter side are shrunk to this many pixels before crops are cut from them (default: 512, domainnet: "
+        "Datasets of large photographs (imagenet-1k, imagenet-subset, cub200, domainnet): most pixels of the shorter "
+        "side of a training image; larger images are shrunk before crops are cut from them (default: 512, domainnet: "
         "256). Less saves memory.",
         group="data",
         minimum=1,
