@@ -130,6 +130,26 @@ def test_epochs_of_this_machine_count_more_than_those_measured_elsewhere(tmp_pat
     assert other.first == pytest.approx(200)
 
 
+def test_rotated_images_of_later_tasks_take_their_time(tmp_path: Path) -> None:
+    rotated = {"overrides": {"later.rotations": True}}
+    leave_epochs(tmp_path, cifar(seed=7, **rotated), seconds=2.0)
+    alike, plain = Times(tmp_path, "a laptop").of(cifar(**rotated)), Times(tmp_path, "a laptop").of(cifar())
+    assert alike is not None
+    assert plain is not None
+    assert alike.rest == pytest.approx(9 * 200, rel=0.05), "epochs of the same images"
+    assert plain.rest == pytest.approx(9 * 200 / 4, rel=0.1)
+    measured, turned = Times().of(cifar()), Times().of(cifar(**rotated))
+    assert measured is not None
+    assert turned is not None
+    assert turned.rest == pytest.approx(4 * measured.rest, rel=0.3)
+
+
+def test_the_share_of_a_run_counts_rotated_images_of_later_tasks(tmp_path: Path) -> None:
+    settings = cifar(overrides={"later.rotations": True, "first_task.epochs": 3, "later.epochs": 3})
+    leave_epochs(tmp_path, settings, seconds=2.0)
+    assert estimate.done_share(locate(tmp_path, settings), settings) == pytest.approx(2 / 10)
+
+
 def test_epochs_beside_other_runs_count_as_if_alone(tmp_path: Path) -> None:
     leave_epochs(tmp_path, cifar(seed=7), seconds=2.0)
     log = locate(tmp_path, cifar(seed=7)).log_file

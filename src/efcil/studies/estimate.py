@@ -20,7 +20,7 @@ from efcil.errors import EfcilError
 from efcil.files import read_regular
 from efcil.resolution import Resolved, chosen_class_order, identity, resolve
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import NAMED_CLASS_ORDERS, Settings
+from efcil.settings import NAMED_CLASS_ORDERS, Recipe, Settings
 from efcil.studies.measures import WARM_UP, at_a_time, where
 
 FIRST, LATER, END = "epoch of the first task", "epoch of a later task", "end of a later task"
@@ -173,7 +173,7 @@ class Times:
                 end = line["seconds"]["statistics"] + line["seconds"]["evaluation"]
                 self._note(settings, resolved, settings.method, END, end * share)
         for (what, method, task), values in seconds.items():
-            images = _images(settings, sizes[task - 1]) * _views(resolved, what)
+            images = _images(settings, sizes[task - 1]) * _views(resolved.first_task if task == 1 else resolved.later)
             self._note(settings, resolved, method, what, statistics.median(values) * share / images)
 
     def _note(self, settings: Settings, resolved: Resolved, method: str, what: str, seconds: float) -> None:
@@ -207,18 +207,18 @@ class Times:
         first = self.speed(settings, resolved, FIRST)
         if not sizes or first is None:
             return None
-        views = _views(resolved, FIRST)
-        epochs = resolved.first_task.epochs
+        work = resolved.first_task.epochs * _views(resolved.first_task)
         if traits.images == "all":
             seen = [sum(sizes)] if traits.trained_after != "every" else [sum(sizes[: n + 1]) for n in range(len(sizes))]
-            seconds = first.seconds * views * epochs * sum(_images(settings, classes) for classes in seen)
+            seconds = first.seconds * work * sum(_images(settings, classes) for classes in seen)
             return Estimate(0.0, seconds + _START_UP, (), first.source)
-        trained = first.seconds * views * epochs * _images(settings, sizes[0])
+        trained = first.seconds * work * _images(settings, sizes[0])
         later = self.speed(settings, resolved, LATER) if traits.trains_later else Speed(0.0, first.source)
         if later is None:
             return None
         end = self.speed(settings, resolved, END) or Speed(0.0, later.source)
-        rest = later.seconds * resolved.later.epochs * _images(settings, sum(sizes[1:])) + end.seconds * len(sizes[1:])
+        work = resolved.later.epochs * _views(resolved.later)
+        rest = later.seconds * work * _images(settings, sum(sizes[1:])) + end.seconds * len(sizes[1:])
         sources = [speed.source for speed in (first, later)]
         worst = next(source for source in (SCALED, MEASURED, HERE) if source in sources)
         return Estimate(trained, rest + _START_UP, _first_task(settings, sizes[0]), worst)
@@ -250,9 +250,9 @@ def _images(settings: Settings, classes: int) -> int:
     return classes * facts()[settings.dataset].images_per_class
 
 
-def _views(resolved: Resolved, what: str) -> int:
-    recipe = {FIRST: resolved.first_task, LATER: resolved.later}.get(what)
-    return 1 if recipe is None else (_ROTATIONS if recipe.rotations else 1) + recipe.mixing
+def _views(recipe: Recipe) -> int:
+    """Return how many images a step computes for each one that it reads."""
+    return (_ROTATIONS if recipe.rotations else 1) + recipe.mixing
 
 
 def _preset_network(settings: Settings) -> str | None:
@@ -275,10 +275,10 @@ def done_share(run: RunFolder, settings: Settings) -> float:
     """Return the share of a run's epochs that have been trained, 0 if that cannot be said."""
     with suppress(EfcilError, KeyError, TypeError, ValueError):
         resolved, sizes = resolve(settings), task_sizes(settings)
+        first, later = _views(resolved.first_task), _views(resolved.later)
         lines = [line for line in run.read_metrics() if line["kind"] == "epoch"]
-        weights = [sizes[line["task"] - 1] * (_views(resolved, FIRST) if line["task"] == 1 else 1) for line in lines]
-        whole = sizes[0] * resolved.first_task.epochs * _views(resolved, FIRST)
-        whole += sum(sizes[1:]) * resolved.later.epochs
+        weights = [sizes[line["task"] - 1] * (first if line["task"] == 1 else later) for line in lines]
+        whole = sizes[0] * resolved.first_task.epochs * first + sum(sizes[1:]) * resolved.later.epochs * later
         return min(1.0, sum(weights) / whole) if whole else 0.0
     return 0.0
 
