@@ -30,7 +30,7 @@ from efcil.experiment import executors, grid, run_grid, workers
 from efcil.experiment.engines import open_executor
 from efcil.experiment.executors import Handle, Job, State, cluster, ray_cluster, remote, submitit_jobs
 from efcil.experiment.executors.cluster import ClusterHandle, Orders
-from efcil.experiment.executors.local import InProcess, Processes
+from efcil.experiment.executors.local import Processes
 from efcil.files import locked
 from efcil.model.folder import STEM as MODEL
 from efcil.runfolder import RunFolder, locate
@@ -180,29 +180,6 @@ def test_runs_with_different_first_tasks_are_submitted_first(tmp_path: Path) -> 
 
 
 # -- executors of this machine ----------------------------------------------------------------------------------------
-
-
-def test_in_process_trains_when_the_result_is_asked_for(tmp_path: Path) -> None:
-    trained: list[int] = []
-
-    def train(each: Job) -> Path:
-        trained.append(each.number)
-        if each.number == 1:
-            raise KeyError("broken")
-        return each.folder
-
-    executor = InProcess(train)
-    first, second, third = (executor.submit(job(number, tmp_path)) for number in range(3))
-    assert (first.state(), list(first.places())) == (State.WAITING, [])
-    assert first.result() == first.result() == tmp_path / "0"
-    assert (first.state(), list(first.places()), first.log()) == (State.DONE, [""], "")
-    with pytest.raises(KeyError):
-        second.result()
-    assert second.state() is State.FAILED
-    third.cancel()
-    third.result()
-    assert trained == [0, 1]
-    executor.close()
 
 
 def test_processes_have_states_and_last_words(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Waiting
 from efcil.errors import EfcilError, GridError, SettingsError, TrainingError, some
 from efcil.experiment import shared_tasks
-from efcil.experiment.executors.local import InProcess
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
 from efcil.experiment.summary import changed_since, finished_before, source_digest
@@ -178,12 +177,12 @@ def _run_in_turn(grid: _Grid, quiet: bool) -> None:
     shelf = DataShelf()
     stop = StopRequest()
 
-    def train(job: Job) -> Path:
+    def train(settings: Settings) -> None:
         with doing("starting the device"):
-            wake(choose_device(job.settings.device))
-        data = ranks.in_turn(partial(shelf.get, job.settings))  # one process decodes what is not decoded yet
-        return run_one(
-            job.settings,
+            wake(choose_device(settings.device))
+        data = ranks.in_turn(partial(shelf.get, settings))  # one process decodes what is not decoded yet
+        run_one(
+            settings,
             grid.output,
             data.dataset,
             quiet=quiet,
@@ -193,15 +192,13 @@ def _run_in_turn(grid: _Grid, quiet: bool) -> None:
             log=grid.log,
         )
 
-    executor = InProcess(train)
     for number, each in enumerate(grid.settings):
         try:
             if ranks.first_does(partial(_is_finished, grid, each, shelf)):
                 continue
-            place = grid.place(number)
             if stop.agreed():  # requested while the previous run was finishing
-                raise Interrupted(f"Stopped before {place}. Run the same command again to resume.")
-            executor.submit(Job(number, each, place)).result()
+                raise Interrupted(f"Stopped before {grid.place(number)}. Run the same command again to resume.")
+            train(each)
         except Exception as error:
             # Processes that failed in different places do not find together again for the next run.
             if len(grid.settings) == 1 or ranks.several():
