@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from efcil.data import cache
 from efcil.data.checksum import digest
 from efcil.data.decode import Encoded, decode_intact, sides
 from efcil.data.deferred import DeferredImages
@@ -56,6 +57,7 @@ def verify_dataset(source: Source, path: Path | None, options: SourceOptions) ->
     except DataError as error:
         found.wrong.append(str(error))
         return found
+    _check_cache(found, dataset)
     known = source.known
     if known is not None and (options.class_list is not None and options.class_list not in source.class_lists):
         known = replace(known, classes=None, train=None, test=None)  # the user's own choice of classes
@@ -76,6 +78,16 @@ def verify_dataset(source: Source, path: Path | None, options: SourceOptions) ->
         _check_answers(found, dataset)
     _check_duplicates(found, dataset, checked, known)
     return found
+
+
+def _check_cache(found: Findings, dataset: Dataset) -> None:
+    """Check every byte of decoded images that are kept: when they are loaded, only samples of large files are."""
+    entry = cache.entry_of(dataset.train.images)
+    if entry is not None and entry.exists():  # not if they were decoded just now
+        try:
+            cache.verify(entry)
+        except DataError as error:
+            found.wrong.append(str(error))
 
 
 def _check_classes(found: Findings, dataset: Dataset, known: Known | None) -> None:
