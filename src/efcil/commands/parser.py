@@ -200,11 +200,6 @@ def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
     )
 
 
-def counted(count: int, what: str) -> str:
-    """Return how many of something there are, in words: 1 class, 2 classes."""
-    return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("s") else "s")
-
-
 def positive(flag: str) -> Callable[[str], int]:
     """Return the conversion of a flag whose value is a whole number of at least 1."""
 
