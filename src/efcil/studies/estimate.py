@@ -20,14 +20,15 @@ from efcil.errors import EfcilError
 from efcil.files import read_regular
 from efcil.resolution import Resolved, chosen_class_order, identity, resolve
 from efcil.runfolder import RunFolder, find_runs
-from efcil.settings import NAMED_CLASS_ORDERS, Recipe, Settings
+from efcil.settings import NAMED_CLASS_ORDERS, Settings
 from efcil.studies.measures import WARM_UP, at_a_time, where
 
 FIRST, LATER, END = "epoch of the first task", "epoch of a later task", "end of a later task"
 TOGETHER = "runs at a time"
 #: Where a number is from: this machine's own epochs, measured elsewhere on the same images, or on smaller ones.
 HERE, MEASURED, SCALED = "here", "measured", "scaled"
-_ROTATIONS = 4
+#: Of an image in the first task, where steps were measured: it is turned.
+_MEASURED_VIEWS = 4
 _MOST_LOGGED = 1 << 24
 #: What a first task does not depend on; of the scenario its number of classes counts.
 _AFTER_FIRST_TASK = ("method", "scenario", "answers", "classifier", "test_views", "later", "method_settings")
@@ -173,7 +174,8 @@ class Times:
                 end = line["seconds"]["statistics"] + line["seconds"]["evaluation"]
                 self._note(settings, resolved, settings.method, END, end * share)
         for (what, method, task), values in seconds.items():
-            images = _images(settings, sizes[task - 1]) * _views(resolved.first_task if task == 1 else resolved.later)
+            recipe = resolved.first_task if task == 1 else resolved.later
+            images = _images(settings, sizes[task - 1]) * recipe.views
             self._note(settings, resolved, method, what, statistics.median(values) * share / images)
 
     def _note(self, settings: Settings, resolved: Resolved, method: str, what: str, seconds: float) -> None:
@@ -207,7 +209,7 @@ class Times:
         first = self.speed(settings, resolved, FIRST)
         if not sizes or first is None:
             return None
-        work = resolved.first_task.epochs * _views(resolved.first_task)
+        work = resolved.first_task.epochs * resolved.first_task.views
         if traits.images == "all":
             seen = [sum(sizes)] if traits.trained_after != "every" else [sum(sizes[: n + 1]) for n in range(len(sizes))]
             seconds = first.seconds * work * sum(_images(settings, classes) for classes in seen)
@@ -217,7 +219,7 @@ class Times:
         if later is None:
             return None
         end = self.speed(settings, resolved, END) or Speed(0.0, later.source)
-        work = resolved.later.epochs * _views(resolved.later)
+        work = resolved.later.epochs * resolved.later.views
         rest = later.seconds * work * _images(settings, sum(sizes[1:])) + end.seconds * len(sizes[1:])
         sources = [speed.source for speed in (first, later)]
         worst = next(source for source in (SCALED, MEASURED, HERE) if source in sources)
@@ -242,17 +244,12 @@ def _logged(run: RunFolder) -> str:
 def _per_image(row: Mapping[str, str]) -> float:
     if row["what"] == END:
         return float(row["seconds"])
-    views = _ROTATIONS if row["what"] == FIRST else 1
+    views = _MEASURED_VIEWS if row["what"] == FIRST else 1
     return float(row["seconds"]) / (float(row["images"]) * views)
 
 
 def _images(settings: Settings, classes: int) -> int:
     return classes * facts()[settings.dataset].images_per_class
-
-
-def _views(recipe: Recipe) -> int:
-    """Return how many images a step computes for each one that it reads."""
-    return (_ROTATIONS if recipe.rotations else 1) + recipe.mixing
 
 
 def _preset_network(settings: Settings) -> str | None:
@@ -275,7 +272,7 @@ def done_share(run: RunFolder, settings: Settings) -> float:
     """Return the share of a run's epochs that have been trained, 0 if that cannot be said."""
     with suppress(EfcilError, KeyError, TypeError, ValueError):
         resolved, sizes = resolve(settings), task_sizes(settings)
-        first, later = _views(resolved.first_task), _views(resolved.later)
+        first, later = resolved.first_task.views, resolved.later.views
         lines = [line for line in run.read_metrics() if line["kind"] == "epoch"]
         weights = [sizes[line["task"] - 1] * (first if line["task"] == 1 else later) for line in lines]
         whole = sizes[0] * resolved.first_task.epochs * first + sum(sizes[1:]) * resolved.later.epochs * later
