@@ -9,13 +9,14 @@ from pathlib import Path
 from efcil.errors import EfcilError, SettingsError
 from efcil.files import write_atomically
 from efcil.report import write_figure
+from efcil.report.cells import seeds_in_words
 from efcil.resolution import source_options
 from efcil.runfolder import locate
 from efcil.studies import sheet
 from efcil.studies.estimate import title
 from efcil.studies.measures import CLASSIFIERS, IMAGES, Key, Measured, key_of
 from efcil.studies.plan import measurable, runs_of
-from efcil.studies.readers import READERS, Outcome, Question, seeds_in_words
+from efcil.studies.readers import READERS, Outcome, Question
 from efcil.studies.study import Cell, Study
 
 #: Below the output folder of runs.
