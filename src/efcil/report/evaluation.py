@@ -12,7 +12,6 @@ from efcil.output import counted
 from efcil.report.evaluation_page import page
 from efcil.report.evaluation_words import file_name, leaning, percent, rejection, short, spelling
 
-FORMATS = ("text", "json", "csv", "html")
 #: Of more classes, the confusion matrix would not fit into a terminal.
 MOST_IN_MATRIX = 12
 #: Of more classes, the worst are shown.
