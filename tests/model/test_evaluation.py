@@ -276,7 +276,7 @@ def test_a_model_that_cannot_tell_says_so(
 @pytest.mark.parametrize("share", ["0", "1", "-1", "nan", "x", "inf"])
 def test_shares_that_are_none(named: Path, share: str, capsys: Any) -> None:
     assert main(["evaluate", str(named), "--data", ".", f"--unknown={share}"]) == 2
-    assert "--unknown takes a share between 0 and 1" in capsys.readouterr().err
+    assert "--unknown takes a share of images between 0 and 1" in capsys.readouterr().err
 
 
 def test_the_usual_share(named: Path, pictures: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
