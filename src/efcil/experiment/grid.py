@@ -16,7 +16,6 @@ import torch
 from efcil import ranks
 from efcil.activity import doing
 from efcil.data.images import Dataset
-from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Waiting
@@ -28,7 +27,7 @@ from efcil.experiment.summary import changed_since, finished_before, source_dige
 from efcil.experiment.workers import Job, run_jobs, run_on_engine
 from efcil.output import lines
 from efcil.presets import load_preset
-from efcil.resolution import source_options
+from efcil.resolution import load_images, source_options
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
 from efcil.settings.benchmark import TASK_SETTINGS
@@ -54,24 +53,22 @@ class DataShelf:
 
     def get(self, settings: Settings) -> LoadedData:
         """Return the images that a run is trained on. What could not be loaded once is not tried again."""
-        options = source_options(settings)
-        key = (settings.dataset, settings.data, options)
+        key = (settings.dataset, settings.data, source_options(settings))
         if key in self._refused:
             raise self._refused[key]
         if self._loaded is None or key != self._key:
             self._loaded = None  # free the old images before the new ones are loaded
             try:
-                self._loaded = self._load(settings, options)
+                self._loaded = self._load(settings)
             except EfcilError as error:
                 self._refused[key] = error
                 raise
             self._key = key
         return self._loaded
 
-    def _load(self, settings: Settings, options: SourceOptions) -> LoadedData:
-        place = None if settings.data is None else Path(settings.data)
+    def _load(self, settings: Settings) -> LoadedData:
         with doing(f"loading the images of {settings.dataset}"):
-            dataset = load_dataset(settings.dataset, place, options)
+            dataset = load_images(settings)
             return LoadedData(dataset, shared_tasks.fingerprint(dataset))
 
 
