@@ -410,6 +410,20 @@ def test_a_run_that_was_interrupted_from_outside_is_submitted_again(tmp_path: Pa
         handle.result()
 
 
+def test_a_cluster_that_refuses_a_run_the_second_time_fails_that_run(tmp_path: Path) -> None:
+    class Full(Backend):
+        def submit(self) -> None:
+            super().submit()
+            if self.submitted > 1:
+                raise TrainingError("The queue is full.")
+
+    handle = Full(tmp_path)
+    handle.submit()
+    assert handle.end(code=-9, stopped=False) is State.FAILED
+    with pytest.raises(TrainingError, match="The queue is full"):
+        handle.result()
+
+
 def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
     handle = Backend(tmp_path)
     handle.submit()
