@@ -25,7 +25,7 @@ from efcil.cli import main
 from efcil.commands.run import planned
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import Interrupted
-from efcil.errors import SettingsError, TrainingError
+from efcil.errors import GridError, SettingsError, TrainingError
 from efcil.experiment import executors, grid, run_grid, workers
 from efcil.experiment.engines import open_executor
 from efcil.experiment.executors import Handle, Job, State, cluster, ray_cluster, remote, submitit_jobs
@@ -143,6 +143,17 @@ def test_no_more_runs_are_submitted_than_asked_for(monkeypatch: pytest.MonkeyPat
     assert on_cluster(monkeypatch, executor, jobs, tmp_path, options={"at_once": "2"})[0] == {}
     assert most == 2
     assert not (tmp_path / cluster.FOLDER).exists()
+
+
+def test_a_run_that_is_not_possible_leaves_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where runs train on this machine: its folder holds another run, which is said at the end."""
+    executor = FakeExecutor({1: [(State.RUNNING, ["a"]), (State.DONE, ["a"])]})
+    monkeypatch.setattr(workers, "open_executor", lambda *_: executor)
+    settings = [Settings(method="finetune", seed=seed, **TINY) for seed in (0, 1)]
+    locate(tmp_path, settings[0]).write_settings(Settings(method="lwf", **TINY))
+    with pytest.raises(GridError, match=r"1 of 2 runs failed.* holds a run with other settings"):
+        run_grid(settings, tmp_path, quiet=True, engine=Engine("ray"))
+    assert [handle.job.number for handle in executor.handles] == [1]
 
 
 def test_an_interruption_cancels_what_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

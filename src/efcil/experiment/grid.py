@@ -208,16 +208,8 @@ def _run_in_turn(grid: _Grid, quiet: bool) -> None:
 def _run_beside_each_other(grid: _Grid, slots: int) -> None:
     """Train every unfinished run in its own process, `slots` at a time."""
     shelf = DataShelf()
-    jobs: list[Job] = []
-    for number, each in enumerate(grid.settings):
-        try:
-            if not _is_finished(grid, each, shelf):
-                # Loading here also decodes the images before several processes need them.
-                jobs.append(_job(number, each, grid.output, shelf.get(each)))
-        except Exception as error:
-            if len(grid.settings) == 1:
-                raise
-            _tell(grid, number, error)
+    # Loading here also decodes the images before several processes need them.
+    jobs = _unfinished(grid, shelf, lambda number, each: _job(number, each, grid.output, shelf.get(each)))
     failed = run_jobs(
         jobs, grid.output, slots, grid.checkpoint_steps, grid.say, _choice(grid.settings), grid.debug, grid.log
     )
@@ -226,16 +218,25 @@ def _run_beside_each_other(grid: _Grid, slots: int) -> None:
 
 def _run_on_cluster(grid: _Grid, engine: Engine, jobs_per_gpu: int | None) -> None:
     """Give every unfinished run to a cluster. Images are not needed here: other machines load them."""
-    shelf = DataShelf()
-    jobs = [
-        Job(number, each, grid.place(number))
-        for number, each in enumerate(grid.settings)
-        if not _is_finished(grid, each, shelf)
-    ]
+    jobs = _unfinished(grid, DataShelf(), lambda number, each: Job(number, each, grid.place(number)))
     failed = run_on_engine(
         leaders_first(jobs), grid.output, engine, jobs_per_gpu, grid.checkpoint_steps, grid.say, grid.debug, grid.log
     )
     grid.failures.update((number, Failure.of(error)) for number, error in failed.items())
+
+
+def _unfinished(grid: _Grid, shelf: DataShelf, make: Callable[[int, Settings], Job]) -> list[Job]:
+    """Return the jobs of the runs that have not finished; one that is not possible is noted, and the others go on."""
+    jobs: list[Job] = []
+    for number, each in enumerate(grid.settings):
+        try:
+            if not _is_finished(grid, each, shelf):
+                jobs.append(make(number, each))
+        except Exception as error:
+            if len(grid.settings) == 1:
+                raise
+            _tell(grid, number, error)
+    return jobs
 
 
 def leaders_first(jobs: Sequence[Job]) -> list[Job]:
