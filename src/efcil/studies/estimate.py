@@ -19,6 +19,7 @@ from pathlib import Path
 from efcil.errors import EfcilError
 from efcil.files import read_regular
 from efcil.resolution import Resolved, chosen_class_order, identity, resolve
+from efcil.resolution.data import chosen_images_per_class
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import NAMED_CLASS_ORDERS, Settings
 from efcil.studies.measures import WARM_UP, at_a_time, where
@@ -248,8 +249,10 @@ def _per_image(row: Mapping[str, str]) -> float:
     return float(row["seconds"]) / (float(row["images"]) * views)
 
 
-def _images(settings: Settings, classes: int) -> int:
-    return classes * facts()[settings.dataset].images_per_class
+def _images(settings: Settings, classes: int) -> float:
+    """Return how many images so many classes are trained with: fewer than there are, where the settings say so."""
+    of_class, most = facts()[settings.dataset].images_per_class, chosen_images_per_class(settings)
+    return classes * min(of_class, int(most) if most.isdecimal() else of_class) * (1.0 - (settings.held_out or 0.0))
 
 
 def _preset_network(settings: Settings) -> str | None:
