@@ -25,12 +25,12 @@ from efcil.cli import main
 from efcil.commands.run import planned
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import Interrupted
-from efcil.errors import SettingsError, TrainingError
+from efcil.errors import GridError, SettingsError, TrainingError
 from efcil.experiment import executors, grid, run_grid, workers
 from efcil.experiment.engines import open_executor
 from efcil.experiment.executors import Handle, Job, State, cluster, ray_cluster, remote, submitit_jobs
 from efcil.experiment.executors.cluster import ClusterHandle, Orders
-from efcil.experiment.executors.local import InProcess, Processes
+from efcil.experiment.executors.local import Processes
 from efcil.files import locked
 from efcil.model.folder import STEM as MODEL
 from efcil.runfolder import RunFolder, locate
@@ -145,6 +145,17 @@ def test_no_more_runs_are_submitted_than_asked_for(monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / cluster.FOLDER).exists()
 
 
+def test_a_run_that_is_not_possible_leaves_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where runs train on this machine: its folder holds another run, which is said at the end."""
+    executor = FakeExecutor({1: [(State.RUNNING, ["a"]), (State.DONE, ["a"])]})
+    monkeypatch.setattr(workers, "open_executor", lambda *_: executor)
+    settings = [Settings(method="finetune", seed=seed, **TINY) for seed in (0, 1)]
+    locate(tmp_path, settings[0]).write_settings(Settings(method="lwf", **TINY))
+    with pytest.raises(GridError, match=r"1 of 2 runs failed.* holds a run with other settings"):
+        run_grid(settings, tmp_path, quiet=True, engine=Engine("ray"))
+    assert [handle.job.number for handle in executor.handles] == [1]
+
+
 def test_an_interruption_cancels_what_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Interrupting(FakeHandle):
         def state(self) -> State:
@@ -180,29 +191,6 @@ def test_runs_with_different_first_tasks_are_submitted_first(tmp_path: Path) -> 
 
 
 # -- executors of this machine ----------------------------------------------------------------------------------------
-
-
-def test_in_process_trains_when_the_result_is_asked_for(tmp_path: Path) -> None:
-    trained: list[int] = []
-
-    def train(each: Job) -> Path:
-        trained.append(each.number)
-        if each.number == 1:
-            raise KeyError("broken")
-        return each.folder
-
-    executor = InProcess(train)
-    first, second, third = (executor.submit(job(number, tmp_path)) for number in range(3))
-    assert (first.state(), list(first.places())) == (State.WAITING, [])
-    assert first.result() == first.result() == tmp_path / "0"
-    assert (first.state(), list(first.places()), first.log()) == (State.DONE, [""], "")
-    with pytest.raises(KeyError):
-        second.result()
-    assert second.state() is State.FAILED
-    third.cancel()
-    third.result()
-    assert trained == [0, 1]
-    executor.close()
 
 
 def test_processes_have_states_and_last_words(tmp_path: Path) -> None:
@@ -430,6 +418,20 @@ def test_a_run_that_was_interrupted_from_outside_is_submitted_again(tmp_path: Pa
     Path(f"{handle.run.stem}.err").write_text("efcil: Killed again.\n")
     assert handle.end(code=130, stopped=False) is State.FAILED
     with pytest.raises(TrainingError, match=r"^Killed again\.$"):
+        handle.result()
+
+
+def test_a_cluster_that_refuses_a_run_the_second_time_fails_that_run(tmp_path: Path) -> None:
+    class Full(Backend):
+        def submit(self) -> None:
+            super().submit()
+            if self.submitted > 1:
+                raise TrainingError("The queue is full.")
+
+    handle = Full(tmp_path)
+    handle.submit()
+    assert handle.end(code=-9, stopped=False) is State.FAILED
+    with pytest.raises(TrainingError, match="The queue is full"):
         handle.result()
 
 

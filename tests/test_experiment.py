@@ -1080,8 +1080,8 @@ class TestMistakesWhileRunning:
         from efcil.experiment import grid
 
         tried: list[str] = []
-        load = grid.load_dataset
-        monkeypatch.setattr(grid, "load_dataset", lambda *given: tried.append("once") or load(*given))
+        load = grid.load_images
+        monkeypatch.setattr(grid, "load_images", lambda *given: tried.append("once") or load(*given))
         assert main(self.command(empty, "lda efc finetune")) == 2
         assert tried == ["once"]
 

@@ -41,6 +41,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """Return how many of something there are, in words: 1 class, 2 classes, 1,200 images."""
+    return f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
+
+
 def cell(value: object) -> object:
     """Return a cell of a CSV file: text that starts like a formula gets an apostrophe in front; numbers do not."""
     if not isinstance(value, str):

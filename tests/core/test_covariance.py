@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from efcil.core.covariance import join, low_rank, ranks, shrink, task_average
+from efcil.core.covariance import average, join, low_rank, ranks, shrink
 from efcil.core.prototypes import class_statistics
 from efcil.errors import EfcilError
 
@@ -27,24 +27,13 @@ def test_shrinking_keeps_the_trace_and_ends_at_a_sphere() -> None:
         shrink(given, 1.5)
 
 
-def test_task_average_of_unequal_tasks() -> None:
-    given = covariances()
-    averaged = task_average(given, torch.tensor([1, 0, 1, 1]), 2)
-    torch.testing.assert_close(averaged[0], given[1])
-    torch.testing.assert_close(averaged[1], (given[0] + given[2] + given[3]) / 3)
-    with pytest.raises(EfcilError, match="needs a class in each"):
-        task_average(given, torch.tensor([0, 0, 2, 2]), 3)
-    with pytest.raises(EfcilError, match="needs a class in each"):
-        task_average(given, torch.tensor([0, 1, 2, 2]), 2)
-
-
-def test_task_average_is_the_pooled_class_centred_covariance() -> None:
+def test_the_average_is_the_pooled_class_centred_covariance() -> None:
     features = torch.randn(40, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     labels = torch.arange(4).repeat(10)
     means, by_class = class_statistics(features, labels, range(4))
     centred = features - means[labels]
     pooled = centred.T @ centred / (40 - 4)
-    torch.testing.assert_close(task_average(by_class, torch.zeros(4, dtype=torch.int64), 1)[0], pooled)
+    torch.testing.assert_close(average(by_class), pooled[None])
 
 
 def with_spectrum(values: list[float], seed: int = 0) -> Tensor:

@@ -12,6 +12,7 @@ from PIL import Image
 from shards import plain, write_shard
 
 from efcil.cli import main
+from efcil.data import cache, checksum
 from efcil.data.sources import Known, SourceOptions, find_source
 from efcil.data.verify import verify_dataset
 
@@ -146,6 +147,24 @@ def test_decoded_datasets_are_compared_pixel_by_pixel(tmp_path: Path) -> None:
     options = SourceOptions(cache=tmp_path / "cache")
     found = verify_dataset(find_source("folder"), tmp_path / "own", options)
     assert found.wrong == ["1 test image among the training images: accuracy would be too high. Classes: a."]
+
+
+def test_every_byte_of_the_cache_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large files loading checks a few blocks, between which damage is not seen."""
+    monkeypatch.setattr(cache, "FULL_CHECK_BYTES", 0)
+    monkeypatch.setattr(checksum, "SAMPLED_BLOCKS", 3)
+    monkeypatch.setattr(checksum, "BLOCK_BYTES", 16)
+    for number in range(8):
+        photograph(tmp_path / "own" / ("train", "test")[number // 4] / "ab"[number % 2] / f"{number}.png", number)
+    options = SourceOptions(cache=tmp_path / "cache", image_size=8)
+    assert verify_dataset(find_source("folder"), tmp_path / "own", options).wrong == []
+    (file,) = (tmp_path / "cache").glob("*/train/images.npy")
+    content = bytearray(file.read_bytes())
+    content[150] ^= 1
+    file.write_bytes(content)
+    (sentence,) = verify_dataset(find_source("folder"), tmp_path / "own", options).wrong
+    assert f"{file} is not what was written" in sentence
+    assert "Delete" in sentence
 
 
 @pytest.mark.parametrize(

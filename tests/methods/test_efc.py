@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from efcil.core import transport
 from efcil.core.covariance import low_rank, ranks
-from efcil.core.feature_matrix import local_feature_matrix
+from efcil.core.feature_matrix import feature_matrix
 from efcil.core.prototypes import cholesky_factors
 from efcil.methods.base import Method, Plan
 
@@ -117,7 +117,9 @@ def test_the_feature_matrix_is_a_mean_over_whole_batches_or_over_everything(batc
     assert (counted < len(data)) == (batch_size == 16)
     with torch.no_grad():
         features = torch.cat([method.network.features(images) for images, _ in data.augmented("feature-matrix")])
-        expected = [local_feature_matrix(method.network.head_weight(), feature) for feature in features[:counted]]
+        weight = method.network.head_weight()
+        certain = (features[:counted].double() @ weight.double().T).softmax(dim=1)
+        expected = [feature_matrix(weight, each, torch.outer(each, each)) for each in certain]
         data.chunk_size = lambda: 30  # type: ignore[method-assign]  # several pieces, as larger tasks have
         method.end_task(replace(stream.tasks[0], batch_size=batch_size), data)
     torch.testing.assert_close(method.feature_matrix, torch.stack(expected).mean(dim=0), rtol=1e-3, atol=1e-6)

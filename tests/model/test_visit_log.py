@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,15 @@ class TestPhases:
 class TestLog:
     @staticmethod
     def steps(folder: Path, name: str) -> list[int]:
+        return [each.step for each in TestLog.events(folder, name)]
+
+    @staticmethod
+    def events(folder: Path, name: str) -> Any:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         events = EventAccumulator(str(folder))
         events.Reload()
-        return [each.step for each in events.Scalars(name)]
+        return events.Scalars(name)
 
     def test_every_visit_is_a_run_beside_the_model(self, folders: Path, tmp_path: Path) -> None:
         pytest.importorskip("tensorboard")
@@ -90,6 +95,20 @@ class TestLog:
         assert self.steps(tmp_path / "m-log" / "visit1", "accuracy/task_01") == [1]
         assert self.steps(tmp_path / "m-log" / "visit2", "accuracy/task_02") == [2]
         assert not [*model.rglob("events*"), *model.rglob("tracking*")], "a model folder holds nothing but the model"
+
+    def test_the_accuracy_is_that_of_the_task_beside_more_images(self, folders: Path, tmp_path: Path) -> None:
+        pytest.importorskip("tensorboard")
+        model, both = tmp_path / "m", tmp_path / "both"
+        learn(model, folders / "first", "--method", "efc", "--preset", "digits", "--epochs", "1", "--quiet")
+        shutil.copytree(folders / "first", both)
+        shutil.copytree(folders / "second", both, dirs_exist_ok=True)
+        learn(model, both, "--more", "--log", "tensorboard", "--quiet")
+        task, more = (each.measured for each in Model.load(model, "cpu").card.visits[1:])
+        assert task is not None
+        assert more is not None
+        assert task.right * more.images != more.right * task.images, "else this test says nothing"
+        (logged,) = self.events(tmp_path / "m-log" / "visit2", "accuracy/task_02")
+        assert logged.value == pytest.approx(100 * task.right / task.images)
 
     def test_an_interrupted_visit_continues_without_repeated_steps(self, folders: Path, tmp_path: Path) -> None:
         pytest.importorskip("tensorboard")

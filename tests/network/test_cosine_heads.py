@@ -18,6 +18,7 @@ from efcil.engine.evaluate import scorer
 from efcil.errors import SettingsError
 from efcil.experiment.shared_tasks import describe
 from efcil.methods.base import Method
+from efcil.methods.finetune import FineTune
 from efcil.model import Model
 from efcil.network.incremental import IncrementalNetwork
 from efcil.network.resnet import ResNet
@@ -87,6 +88,23 @@ def test_methods_learn_with_them(cosine: Stream, name: str) -> None:
         torch.testing.assert_close(method.scores(images), expected_scores(method, images).detach())
         if method.about.trains_later:
             assert method.network.head_scale.item() != before
+
+
+class Scaled(FineTune):
+    """A method with a scale of its own, which has nothing to do with the heads."""
+
+    def __init__(self, network: IncrementalNetwork, settings: Any = None) -> None:
+        super().__init__(network, settings)
+        self.keep("head_scale", torch.full((1,), 3.0), why="a test")
+
+
+def test_a_methods_own_buffer_of_that_name_leaves_the_heads_linear() -> None:
+    plan = replace(blueprint("finetune", FineTune.Settings()), method=Scaled)
+    method = plan.bare([2, 1])
+    again = plan.load(clone(method.state_dict()))
+    assert again.network.head_sizes == [2, 1]
+    assert again.network.cosine_scale is None
+    assert float(again.head_scale) == 3.0  # type: ignore[arg-type]
 
 
 def test_plain_and_fused_paths_agree(cosine: Stream) -> None:

@@ -130,6 +130,41 @@ def test_epochs_of_this_machine_count_more_than_those_measured_elsewhere(tmp_pat
     assert other.first == pytest.approx(200)
 
 
+def test_runs_of_fewer_images_take_less(tmp_path: Path) -> None:
+    whole, few, held_out = (Times().of(cifar(**each)) for each in ({}, {"images_per_class": "50"}, {"held_out": 0.2}))
+    assert whole is not None
+    assert few is not None
+    assert held_out is not None
+    assert few.first == pytest.approx(whole.first / 10)
+    assert held_out.first == pytest.approx(0.8 * whole.first)
+    leave_epochs(tmp_path, cifar(seed=7, images_per_class="50"), seconds=2.0)
+    same, all_images = (Times(tmp_path, "a laptop").of(cifar(**each)) for each in ({"images_per_class": "50"}, {}))
+    assert same is not None
+    assert all_images is not None
+    assert same.first == pytest.approx(200)
+    assert all_images.first == pytest.approx(2000), "ten times as many images"
+
+
+def test_rotated_images_of_later_tasks_take_their_time(tmp_path: Path) -> None:
+    rotated = {"overrides": {"later.rotations": True}}
+    leave_epochs(tmp_path, cifar(seed=7, **rotated), seconds=2.0)
+    alike, plain = Times(tmp_path, "a laptop").of(cifar(**rotated)), Times(tmp_path, "a laptop").of(cifar())
+    assert alike is not None
+    assert plain is not None
+    assert alike.rest == pytest.approx(9 * 200, rel=0.05), "epochs of the same images"
+    assert plain.rest == pytest.approx(9 * 200 / 4, rel=0.1)
+    measured, turned = Times().of(cifar()), Times().of(cifar(**rotated))
+    assert measured is not None
+    assert turned is not None
+    assert turned.rest == pytest.approx(4 * measured.rest, rel=0.3)
+
+
+def test_the_share_of_a_run_counts_rotated_images_of_later_tasks(tmp_path: Path) -> None:
+    settings = cifar(overrides={"later.rotations": True, "first_task.epochs": 3, "later.epochs": 3})
+    leave_epochs(tmp_path, settings, seconds=2.0)
+    assert estimate.done_share(locate(tmp_path, settings), settings) == pytest.approx(2 / 10)
+
+
 def test_epochs_beside_other_runs_count_as_if_alone(tmp_path: Path) -> None:
     leave_epochs(tmp_path, cifar(seed=7), seconds=2.0)
     log = locate(tmp_path, cifar(seed=7)).log_file

@@ -11,10 +11,11 @@ import pytest
 
 from efcil import studies
 from efcil.errors import SettingsError
+from efcil.report.cells import seeds_in_words
 from efcil.report.paper import PaperValue, agrees
 from efcil.studies import sheet
 from efcil.studies.measures import Measured, key_of, merge_into
-from efcil.studies.readers import elbow, seeds_in_words
+from efcil.studies.readers import elbow
 from efcil.studies.result import Result, conclude, missing, write
 from efcil.studies.sheet import Sheet
 

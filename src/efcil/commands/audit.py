@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from efcil import output
-from efcil.commands.parser import Parser, add_format, counted, let_threads_sleep
+from efcil.commands.parser import Parser, add_format, let_threads_sleep
 from efcil.errors import printable, some
+from efcil.output import counted
 
 FORMATS = ("text", "json")
 SHOWN_MATCHES, SHOWN_EXTRAS = 5, 20

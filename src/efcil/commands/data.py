@@ -35,6 +35,7 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the list, or the state of one dataset."""
+    from efcil.data.cache import entry_of
     from efcil.data.sources import SourceOptions, find_source, load_dataset, sources
     from efcil.presets import load_preset
 
@@ -58,7 +59,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if thorough:
         return _verify(name, place, wanted)
     dataset = load_dataset(name, place, wanted)
-    cache = cache_place(dataset.train.images)
+    cache = entry_of(dataset.train.images)
     if cache is not None and not cache.exists():
         # Images decoded just now are mapped from the build folder; reading them again maps them from the cache.
         dataset = load_dataset(name, place, wanted)
@@ -91,6 +92,8 @@ def _filled(text: str, start: str) -> str:
 
 def describe(dataset: Any, merged: bool = False) -> str:
     """Return sizes, classes and cache folder of a loaded dataset, and its answers if classes share them (`merged`)."""
+    from efcil.data.cache import entry_of
+
     classes = len(dataset.class_names)
     lines = [f"{dataset.name}: {classes} classes, {dataset.image_size} x {dataset.image_size} pixels"]
     for name, images in (("training", dataset.train), ("test", dataset.test)):
@@ -106,22 +109,12 @@ def describe(dataset: Any, merged: bool = False) -> str:
         listed = ", ".join(map(printable, domains.names))
         text = f"domains   {listed}: {domains.counted}"
         lines.append(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent=" " * 12))
-    place = cache_place(dataset.train.images)
+    place = entry_of(dataset.train.images)
     kept = "none needed: the images are in memory" if place is None else printable(place)
     if hasattr(dataset.train.images, "supply"):
         kept = "none: the images of a task are decoded when it begins"
     lines.append(f"  cache     {kept}")
     return "\n".join(lines)
-
-
-def cache_place(images: Any) -> Path | None:
-    """Return the cache entry that an array is mapped from, None for one in memory."""
-    while images is not None:
-        if getattr(images, "filename", None):
-            # <entry>/<split>/images.npy
-            return Path(images.filename).parent.parent
-        images = getattr(images, "base", None)
-    return None
 
 
 def _entry(name: str, source: Any) -> str:

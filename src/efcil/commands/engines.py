@@ -9,10 +9,9 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from efcil.commands.parser import pair
-from efcil.errors import SettingsError, unknown
+from efcil.commands.parser import one_of, pair
+from efcil.errors import SettingsError
 from efcil.settings import Settings, options
 from efcil.settings.engine import ENGINES, LOCAL, Engine
 from efcil.settings.options import show
@@ -29,7 +28,7 @@ def add_flags(work: argparse._ActionsContainer) -> None:
     work.add_argument(
         "--engine",
         metavar="ENGINE",
-        type=_named,
+        type=one_of("engine", ENGINES),
         default=LOCAL,
         help="what trains the runs: local (this machine, the default), ray, slurm, or submitit-local (for tests)",
     )
@@ -139,9 +138,3 @@ def _variables() -> list[str]:
         if name in found:
             found[name] = os.pathsep.join(str(Path(part).absolute()) for part in found[name].split(os.pathsep) if part)
     return ["env", *(f"{name}={value}" for name, value in found.items())] if found else []
-
-
-def _named(text: str) -> Any:
-    if text not in ENGINES:
-        raise unknown("engine", text, ENGINES)
-    return text

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import Parser, add_option, file_or_screen, let_threads_sleep
-from efcil.commands.predict import DEFAULT_SHARE, counter
-from efcil.errors import SettingsError, printable, shortened, unknown
+from efcil.commands.parser import Parser, add_option, file_or_screen, let_threads_sleep, one_of
+from efcil.commands.predict import DEFAULT_SHARE, counter, share
+from efcil.errors import SettingsError, printable
 from efcil.settings import TrainingSettings, options
 
 FORMATS = ("text", "json", "csv", "html")
@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="images, one folder per class")
     parser.add_argument(
         "--format",
-        type=_known_format,
+        type=one_of("format", FORMATS),
         metavar="FORMAT",
         help="text, json, csv (a line per class) or html (default: that of the suffix of --output, else text)",
     )
@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--unknown",
         nargs="?",
-        type=_share,
+        type=share,
         const=DEFAULT_SHARE,
         metavar="SHARE",
         help="answer unknown where an image is less typical than this share of the images of known classes, which is "
@@ -109,22 +109,3 @@ def _form(arguments: argparse.Namespace) -> str:
             "The page holds small copies of images, so it is only written where you say: add --output FILE."
         )
     return form
-
-
-def _known_format(text: str) -> str:
-    if text not in FORMATS:
-        raise unknown("format", text, FORMATS)
-    return text
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1:
-        raise SettingsError(
-            f"--unknown takes a share between 0 and 1, such as --unknown {DEFAULT_SHARE}, but it got "
-            f"{shortened(text)!r}. Put --unknown behind the name of the model."
-        )
-    return value

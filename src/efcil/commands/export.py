@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efcil.commands.parser import STANDARD_OUTPUT, Parser, counted
+from efcil.commands.parser import STANDARD_OUTPUT, Parser
 from efcil.errors import SettingsError, printable, unknown
+from efcil.output import counted
 
 if TYPE_CHECKING:
     from efcil.model.in_memory import Model

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import Parser, counted
+from efcil.commands.parser import Parser
 from efcil.errors import printable, some
+from efcil.output import counted
 
 HELP = "remove classes from a model"
 DESCRIPTION = """\

@@ -8,9 +8,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from efcil.commands.parser import Parser, add_format, counted
+from efcil.commands.parser import Parser, add_format
 from efcil.errors import printable
-from efcil.output import to_json
+from efcil.output import counted, to_json
 
 HELP = "show what a model knows and stores"
 DESCRIPTION = (

@@ -14,11 +14,11 @@ from efcil.commands.parser import (
     add_checkpoint_steps,
     add_log,
     add_option,
-    counted,
     let_threads_sleep,
     trackers,
 )
 from efcil.errors import printable, some
+from efcil.output import counted
 from efcil.settings import TrainingSettings, options
 
 HELP = "teach a model the classes of a folder"

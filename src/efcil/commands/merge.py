@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from efcil.commands.parser import Parser, counted
+from efcil.commands.parser import Parser
 from efcil.errors import printable, some
+from efcil.output import counted
 
 HELP = "make several classes one"
 DESCRIPTION = """\

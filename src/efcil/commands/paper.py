@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efcil.commands.engines import add_flags, chosen, train
-from efcil.commands.parser import Parser, add_checkpoint_steps, add_jobs_per_gpu, add_log, counted, read_seeds, trackers
+from efcil.commands.parser import Parser, add_checkpoint_steps, add_jobs_per_gpu, add_log, read_seeds, trackers
 from efcil.errors import EfcilError, GridError, Mistakes, SettingsError, printable, unknown
+from efcil.output import counted
 
 if TYPE_CHECKING:
     from efcil.settings import Settings

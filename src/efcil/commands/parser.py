@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -188,21 +188,25 @@ def trackers(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
     """Add the flag of commands that print in several formats; the first is the default."""
-
-    def known(text: str) -> str:
-        if text not in formats:
-            raise unknown("format", text, formats)
-        return text
-
     listed = f"{', '.join(formats[:-1])} or {formats[-1]}"
     parser.add_argument(
-        "--format", default=formats[0], type=known, metavar="FORMAT", help=f"{listed} (default: {formats[0]})"
+        "--format",
+        default=formats[0],
+        type=one_of("format", formats),
+        metavar="FORMAT",
+        help=f"{listed} (default: {formats[0]})",
     )
 
 
-def counted(count: int, what: str) -> str:
-    """Return how many of something there are, in words: 1 class, 2 classes."""
-    return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("s") else "s")
+def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
+    """Return the conversion of a flag that names one of these."""
+
+    def check(text: str) -> str:
+        if text not in names:
+            raise unknown(kind, text, names)
+        return text
+
+    return check
 
 
 def positive(flag: str) -> Callable[[str], int]:

@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--top", type=positive("--top"), default=1, metavar="N", help="classes per image (default: 1)")
     parser.add_argument(
         "--unknown",
-        type=_share,
+        type=share,
         nargs="?",
         const=DEFAULT_SHARE,
         metavar="SHARE",
@@ -48,7 +48,7 @@ def add_arguments(parser: Parser) -> None:
     add_option(parser, options(TrainingSettings)["device"])
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
     """Return a share of images, more than 0 and less than 1."""
     try:
         value = float(text)
@@ -56,8 +56,8 @@ def _share(text: str) -> float:
         value = math.nan
     if not 0.0 < value < 1.0:
         raise SettingsError(
-            f"--unknown takes a share of images between 0 and 1, but it got {shortened(text)!r}. Before names of "
-            f"images, write it with its share: --unknown {DEFAULT_SHARE}."
+            f"--unknown takes a share of images between 0 and 1, but it got {shortened(text)!r}. In front of a name, "
+            f"write it with its share: --unknown {DEFAULT_SHARE}."
         )
     return value
 

@@ -27,20 +27,15 @@ def shrink(covariances: Tensor, amount: float) -> Tensor:
     return shrunk
 
 
-def task_average(covariances: Tensor, tasks: Tensor, number_of_tasks: int) -> Tensor:
-    """One covariance per task, the plain mean over its classes: (C, n, n) and the task of each class (C) -> (T, n, n).
+def average(covariances: Tensor) -> Tensor:
+    """The plain mean (1, n, n) of covariances (C, n, n), summed in float64.
 
-    With equally many images per class this is the covariance of the class-centred features of the task.
+    With equally many images per class this is the covariance of the class-centred features of all of them.
     """
-    counts = torch.bincount(tasks, minlength=number_of_tasks)
-    if len(counts) > number_of_tasks or bool((counts == 0).any()):
-        raise TrainingError(
-            f"Averaging covariances over {number_of_tasks} tasks needs a class in each of tasks 0 to "
-            f"{number_of_tasks - 1}, but the numbers of classes are {counts.tolist()}."
-        )
-    sums = torch.zeros(number_of_tasks, *covariances.shape[1:], dtype=torch.float64, device=covariances.device)
-    sums.index_add_(0, tasks, covariances.double())
-    return (sums / counts[:, None, None]).to(covariances.dtype)
+    total = torch.zeros(1, *covariances.shape[1:], dtype=torch.float64, device=covariances.device)
+    for covariance in covariances:  # one at a time: a float64 copy of all would be large
+        total += covariance.double()
+    return (total / len(covariances)).to(covariances.dtype)
 
 
 def low_rank(covariances: Tensor, explained: float) -> Tensor:

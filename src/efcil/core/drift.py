@@ -18,19 +18,6 @@ from efcil.errors import TrainingError
 _TABLE_ENTRIES = 1 << 24
 
 
-def drift_weights(old_features: Tensor, prototypes: Tensor, matrix: Tensor, sigma: float = 0.2) -> Tensor:
-    """Weights w_i^c (C, N) of sample i for class c, from old features (N, n), prototypes (C, n) and E (n, n).
-
-    d_i^c = (f_i - p^c)^T E (f_i - p^c), scaled to [0, 1] with one minimum and one maximum over all classes and
-    samples, and w_i^c = exp(-d / (2 sigma^2)). If all distances are equal (up to rounding), all weights are 1.
-    """
-    _check(old_features, prototypes, sigma)
-    chunks = _distance_chunks(old_features, prototypes, matrix, _rows(prototypes, None))
-    distances = torch.cat([distance for _, distance in chunks], dim=1)
-    spread = _spread(distances.max() - distances.min(), old_features, prototypes, matrix)
-    return torch.exp(-(distances - distances.min()) / spread / (2 * sigma**2)).to(prototypes.dtype)
-
-
 def compensate(
     prototypes: Tensor,
     old_features: Tensor,
@@ -39,10 +26,13 @@ def compensate(
     sigma: float = 0.2,
     rows: int | None = None,
 ) -> Tensor:
-    """Moved prototypes p^c + sum_i w_i^c (f_i^new - f_i^old) / sum_i w_i^c, with the weights of `drift_weights`.
+    """Moved prototypes p^c + sum_i w_i^c (f_i^new - f_i^old) / sum_i w_i^c.
 
-    prototypes (C, n), old and new features (N, n) of the same images, E (n, n); gives (C, n). The table of weights is
-    never in memory as a whole: `rows` samples are taken at a time (default: as many as fit a fixed amount of memory).
+    prototypes (C, n), old and new features (N, n) of the same images, E (n, n); gives (C, n). The weight of sample i
+    for class c is w_i^c = exp(-d / (2 sigma^2)), where d is (f_i - p^c)^T E (f_i - p^c) of the old features, scaled to
+    [0, 1] with one minimum and one maximum over all classes and samples. If all distances are equal (up to rounding),
+    so are all weights. The table of weights is never in memory as a whole: `rows` samples are taken at a time (default:
+    as many as fit a fixed amount of memory).
     """
     _check(old_features, prototypes, sigma)
     rows = _rows(prototypes, rows)
@@ -61,7 +51,7 @@ def compensate(
     return (prototypes.double() + moved / total).to(prototypes.dtype)
 
 
-def euclidean_weights(old_features: Tensor, prototypes: Tensor, sigma: float = 0.2) -> Tensor:
+def euclidean_weights(old_features: Tensor, prototypes: Tensor, sigma: float) -> Tensor:
     """Weights of semantic drift compensation (C, N): exp(-||f_i - p^c||^2 / (2 sigma^2)), scaled per class.
 
     The largest weight of each class is 1: a factor per class does not change a weighted mean, and without it all

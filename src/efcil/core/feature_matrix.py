@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from efcil.core.losses import weighted_mean
 from efcil.errors import TrainingError
 
 #: Numbers of a chunk of samples of cosine heads that are held at a time.
@@ -112,12 +111,6 @@ def feature_matrix(weight: Tensor, mean_probability: Tensor, mean_outer: Tensor)
     return ((matrix + matrix.T) / 2).to(weight.dtype)
 
 
-def local_feature_matrix(weight: Tensor, feature: Tensor) -> Tensor:
-    """The feature matrix (n, n) of a single `feature` (n): W^T (diag(p) - p p^T) W with p = softmax(W f)."""
-    probability = torch.softmax(weight.double() @ feature.double(), dim=0)
-    return feature_matrix(weight, probability, torch.outer(probability, probability))
-
-
 def spectrum(matrix: Tensor) -> Tensor | None:
     """The eigenvalues (n) of a symmetric matrix (n, n), largest first, in float64; None if it is not finite.
 
@@ -127,12 +120,7 @@ def spectrum(matrix: Tensor) -> Tensor | None:
     return torch.linalg.eigvalsh(exact).flip(0) if bool(exact.isfinite().all()) else None
 
 
-def quadratic_drift(
-    delta: Tensor, matrix: Tensor, strength: float, damping: float, weights: Tensor | None = None
-) -> Tensor:
-    """Mean over the batch of d^T (strength * E + damping * I) d, for drifts `delta` (B, n) and E (n, n); a scalar.
-
-    `weights` (B), if given, leave out rows that only pad the batch.
-    """
+def quadratic_drift(delta: Tensor, matrix: Tensor, strength: float, damping: float) -> Tensor:
+    """Mean over the batch of d^T (strength * E + damping * I) d, for drifts `delta` (B, n) and E (n, n); a scalar."""
     elastic = ((delta @ matrix) * delta).sum(dim=1)
-    return weighted_mean(strength * elastic + damping * delta.square().sum(dim=1), weights)
+    return (strength * elastic + damping * delta.square().sum(dim=1)).mean()

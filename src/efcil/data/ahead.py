@@ -105,11 +105,6 @@ class Ahead:
         """The bytes that decoded images take now."""
         return self._bytes
 
-    @property
-    def working(self) -> bool:
-        """Whether images are being decoded now."""
-        return self._thread.is_alive()
-
     def serves(self, images: DeferredImages, whole: bool) -> bool:
         """Return whether these very images are being decoded."""
         mine = self.images

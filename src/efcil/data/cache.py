@@ -15,7 +15,7 @@ next to the data if that is writable, else in ~/.cache/efcil.
 What is checked before an entry is used: every byte of the manifest, the checksum of the inputs (changed inputs are
 decoded again and replace the entry), the size of every file, and the SHA-256 of every file up to 256 MiB. Of larger
 files the first, the last and 62 evenly spaced blocks of 64 KiB are checked; damage between them is found only by
-`verify`.
+`verify`, which `efcil data verify` calls.
 
 Entries appear by one rename of a complete, flushed folder. Processes that need the same entry wait for each other if
 the file system has locks. Otherwise both do the work, which does no harm.
@@ -137,6 +137,16 @@ def cache_folders(request: Request, cache: Path | None) -> list[Path]:
     with contextlib.suppress(RuntimeError):  # a user without a home folder
         folders.append(Path.home() / ".cache" / "efcil")
     return folders
+
+
+def entry_of(images: Any) -> Path | None:
+    """Return the cache entry that an array is mapped from, None for one in memory."""
+    while images is not None:
+        if getattr(images, "filename", None):
+            # <entry>/<split>/images.npy
+            return Path(images.filename).parent.parent
+        images = getattr(images, "base", None)
+    return None
 
 
 def verify(entry: Path) -> None:

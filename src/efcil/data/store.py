@@ -175,9 +175,9 @@ class TaskImages:
             return self._gather(view.order_on_host[start:stop])
         return gathering
 
-    def chunk_size(self, limit: int | None = None) -> int:
-        """Return how many images may be rendered together so that one float copy stays within `limit` bytes."""
-        limit = limit or (CPU_PIECE_BYTES if self.device.type == "cpu" else PIECE_BYTES)
+    def chunk_size(self) -> int:
+        """Return how many images are rendered together, so that one float copy of them stays small."""
+        limit = CPU_PIECE_BYTES if self.device.type == "cpu" else PIECE_BYTES
         return max(1, min(len(self), limit // (4 * 3 * self.size * self.size), 2048))
 
     def augmented(self, purpose: str, index: int = 0) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from efcil.data import cache
 from efcil.data.checksum import digest
 from efcil.data.decode import Encoded, decode_intact, sides
 from efcil.data.deferred import DeferredImages
@@ -18,6 +19,7 @@ from efcil.data.domains import MERGING, need_domains
 from efcil.data.images import Dataset, ImageSet
 from efcil.data.sources import Known, Source, SourceOptions
 from efcil.errors import DataError, some
+from efcil.output import counted
 from efcil.settings.benchmark import MERGED
 
 #: Images with a shorter side below this are no photographs.
@@ -56,6 +58,7 @@ def verify_dataset(source: Source, path: Path | None, options: SourceOptions) ->
     except DataError as error:
         found.wrong.append(str(error))
         return found
+    _check_cache(found, dataset)
     known = source.known
     if known is not None and (options.class_list is not None and options.class_list not in source.class_lists):
         known = replace(known, classes=None, train=None, test=None)  # the user's own choice of classes
@@ -78,6 +81,16 @@ def verify_dataset(source: Source, path: Path | None, options: SourceOptions) ->
     return found
 
 
+def _check_cache(found: Findings, dataset: Dataset) -> None:
+    """Check every byte of decoded images that are kept: when they are loaded, only samples of large files are."""
+    entry = cache.entry_of(dataset.train.images)
+    if entry is not None and entry.exists():  # not if they were decoded just now
+        try:
+            cache.verify(entry)
+        except DataError as error:
+            found.wrong.append(str(error))
+
+
 def _check_classes(found: Findings, dataset: Dataset, known: Known | None) -> None:
     if known is not None and known.classes not in (None, dataset.number_of_classes):
         found.wrong.append(f"It has {dataset.number_of_classes:,} classes instead of {known.classes:,}.")
@@ -94,7 +107,7 @@ def _check_answers(found: Findings, dataset: Dataset) -> None:
         return
     found.lines.append(f"{'domains':<9} {', '.join(domains.names)}: {domains.counted}")
     if missing := domains.incomplete():
-        found.lines.append(f"{'':<9} {_number(len(missing), 'answer')} not in all domains: {some(missing)}")
+        found.lines.append(f"{'':<9} {counted(len(missing), 'answer')} not in all domains: {some(missing)}")
 
 
 def _swapped(dataset: Dataset, known: Known) -> bool:
@@ -114,7 +127,7 @@ def _check_counts(found: Findings, dataset: Dataset, split: str, images: ImageSe
     found.lines.append(f"{word:<9} {len(images):>9,} images, {spread} of a class")
     empty = np.flatnonzero(counts == 0)
     if len(empty):
-        found.wrong.append(f"{_number(len(empty), 'class')} without {word} images: {_named(dataset, empty)}.")
+        found.wrong.append(f"{counted(len(empty), 'class')} without {word} images: {_named(dataset, empty)}.")
     if known is None:
         return
     total = known.train if split == "train" else known.test
@@ -132,7 +145,7 @@ def _check_counts(found: Findings, dataset: Dataset, split: str, images: ImageSe
         expected = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         names = _named(dataset, odd, counts)
         found.wrong.append(
-            f"{_number(len(odd), 'class')} with another number of {word} images than {expected}: {names}."
+            f"{counted(len(odd), 'class')} with another number of {word} images than {expected}: {names}."
         )
 
 
@@ -141,7 +154,7 @@ def _check_sides(found: Findings, split: str, checked: _Checked, dataset: Datase
     if checked.broken:
         more = len(checked.broken) - NAMED_BROKEN
         reasons = " ".join(checked.broken[:NAMED_BROKEN]) + (f" And {more:,} more." if more > 0 else "")
-        found.wrong.append(f"{_number(len(checked.broken), f'{word} image')} cannot be used. {reasons}")
+        found.wrong.append(f"{counted(len(checked.broken), f'{word} image')} cannot be used. {reasons}")
     short = checked.short_sides
     if not short:
         return
@@ -151,7 +164,7 @@ def _check_sides(found: Findings, split: str, checked: _Checked, dataset: Datase
     )
     tiny = sum(side < TINY_SIDE for side in short)
     if tiny:
-        found.wrong.append(f"{_number(tiny, f'{word} image')} with a shorter side of less than {TINY_SIDE} pixels.")
+        found.wrong.append(f"{counted(tiny, f'{word} image')} with a shorter side of less than {TINY_SIDE} pixels.")
     if middle < dataset.image_size / 2:
         found.wrong.append(
             f"Half of the {word} images have a shorter side of at most {middle} pixels, but the network sees "
@@ -185,7 +198,7 @@ def _check_duplicates(found: Findings, dataset: Dataset, checked: dict[str, _Che
         names = _named(dataset, np.unique(dataset.test.labels[in_both]))
         usual = f", {published:,} in the published dataset" if published else ""
         found.wrong.append(
-            f"{_number(len(in_both), 'test image')} among the training images{usual}: accuracy would be too high. "
+            f"{counted(len(in_both), 'test image')} among the training images{usual}: accuracy would be too high. "
             f"Classes: {names}."
         )
 
@@ -218,11 +231,6 @@ def _check_files(images: DeferredImages) -> _Checked:
 
 def _checksum(encoded: Encoded) -> str:
     return digest(encoded.content) if isinstance(encoded.content, Path) else hashlib.sha256(encoded.content).hexdigest()
-
-
-def _number(count: int, what: str) -> str:
-    plural = "" if count == 1 else "es" if what.endswith("s") else "s"
-    return f"{count:,} {what}{plural}"
 
 
 def _named(dataset: Dataset, labels: Sequence[int] | np.ndarray, counts: np.ndarray | None = None) -> str:

@@ -332,7 +332,6 @@ class TaskKeeper:
         stop: StopRequest,
         stopped: Callable[[Position | None], BaseException],
         steps: int | None = None,
-        seconds: float = INTERVAL,
     ) -> None:
         refuse_foreign_folder(folder)
         self.folder = folder
@@ -340,7 +339,6 @@ class TaskKeeper:
         self.stop = stop
         self.stopped = stopped
         self.steps = steps
-        self.seconds = seconds
         self._held: tuple[dict[str, Tensor], Position] | None = None
         self._start_over()
 
@@ -383,7 +381,7 @@ class TaskKeeper:
 
     def _start_over(self) -> None:
         self._taken = 0
-        self._next = time.monotonic() + self.seconds
+        self._next = time.monotonic() + INTERVAL
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -243,9 +243,9 @@ class Clock:
         """Add the seconds that `report` returned before an interruption; they replace any loaded before."""
         self._earlier = dict(seconds)
 
-    def credit(self, phase: str, seconds: float) -> None:
-        """Count work that was done before, or by another run that shares it."""
-        self._earlier[phase] += seconds
+    def credit(self, seconds: float) -> None:
+        """Count training that another run has done, which shares it."""
+        self._earlier["train"] += seconds
         self._earlier["total"] += seconds
 
     def waited(self, seconds: float) -> None:

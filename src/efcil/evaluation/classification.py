@@ -131,11 +131,17 @@ def wilson(correct: int, total: int) -> tuple[float, float] | None:
         raise MetricsError(f"{correct} of {total} is not a share. Give at most as many right answers as images.")
     if total == 0:
         return None
-    share, square = correct / total, _TWO_SIDED_95**2 / total
+    low, high = wilson_of_share(correct / total, total)
+    # At 0 and 1 the exact bound is the share itself; rounding must not move it beyond.
+    return (0.0 if correct == 0 else low), (1.0 if correct == total else high)
+
+
+def wilson_of_share(share: float, total: int) -> tuple[float, float]:
+    """Return the same of a share that need not be one of whole images; rounding may move a bound beyond 0 and 1."""
+    square = _TWO_SIDED_95**2 / total
     centre = (share + square / 2) / (1 + square)
     half = math.sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
-    # At 0 and 1 the exact bound is the share itself; rounding must not move it beyond.
-    return (0.0 if correct == 0 else centre - half), (1.0 if correct == total else centre + half)
+    return centre - half, centre + half
 
 
 def ranks(probabilities: Floats, labels: Any) -> Integers:

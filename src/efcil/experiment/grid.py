@@ -16,20 +16,18 @@ import torch
 from efcil import ranks
 from efcil.activity import doing
 from efcil.data.images import Dataset
-from efcil.data.sources import SourceOptions, load_dataset
 from efcil.engine.hardware import choose_device, visible_gpus, wake
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import Waiting
 from efcil.errors import EfcilError, GridError, SettingsError, TrainingError, some
 from efcil.experiment import shared_tasks
-from efcil.experiment.executors.local import InProcess
 from efcil.experiment.plan import Plan
 from efcil.experiment.run import run_one
 from efcil.experiment.summary import changed_since, finished_before, source_digest
 from efcil.experiment.workers import Job, run_jobs, run_on_engine
 from efcil.output import lines
 from efcil.presets import load_preset
-from efcil.resolution import source_options
+from efcil.resolution import load_images, source_options
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
 from efcil.settings.benchmark import TASK_SETTINGS
@@ -55,24 +53,22 @@ class DataShelf:
 
     def get(self, settings: Settings) -> LoadedData:
         """Return the images that a run is trained on. What could not be loaded once is not tried again."""
-        options = source_options(settings)
-        key = (settings.dataset, settings.data, options)
+        key = (settings.dataset, settings.data, source_options(settings))
         if key in self._refused:
             raise self._refused[key]
         if self._loaded is None or key != self._key:
             self._loaded = None  # free the old images before the new ones are loaded
             try:
-                self._loaded = self._load(settings, options)
+                self._loaded = self._load(settings)
             except EfcilError as error:
                 self._refused[key] = error
                 raise
             self._key = key
         return self._loaded
 
-    def _load(self, settings: Settings, options: SourceOptions) -> LoadedData:
-        place = None if settings.data is None else Path(settings.data)
+    def _load(self, settings: Settings) -> LoadedData:
         with doing(f"loading the images of {settings.dataset}"):
-            dataset = load_dataset(settings.dataset, place, options)
+            dataset = load_images(settings)
             return LoadedData(dataset, shared_tasks.fingerprint(dataset))
 
 
@@ -178,12 +174,12 @@ def _run_in_turn(grid: _Grid, quiet: bool) -> None:
     shelf = DataShelf()
     stop = StopRequest()
 
-    def train(job: Job) -> Path:
+    def train(settings: Settings) -> None:
         with doing("starting the device"):
-            wake(choose_device(job.settings.device))
-        data = ranks.in_turn(partial(shelf.get, job.settings))  # one process decodes what is not decoded yet
-        return run_one(
-            job.settings,
+            wake(choose_device(settings.device))
+        data = ranks.in_turn(partial(shelf.get, settings))  # one process decodes what is not decoded yet
+        run_one(
+            settings,
             grid.output,
             data.dataset,
             quiet=quiet,
@@ -193,15 +189,13 @@ def _run_in_turn(grid: _Grid, quiet: bool) -> None:
             log=grid.log,
         )
 
-    executor = InProcess(train)
     for number, each in enumerate(grid.settings):
         try:
             if ranks.first_does(partial(_is_finished, grid, each, shelf)):
                 continue
-            place = grid.place(number)
             if stop.agreed():  # requested while the previous run was finishing
-                raise Interrupted(f"Stopped before {place}. Run the same command again to resume.")
-            executor.submit(Job(number, each, place)).result()
+                raise Interrupted(f"Stopped before {grid.place(number)}. Run the same command again to resume.")
+            train(each)
         except Exception as error:
             # Processes that failed in different places do not find together again for the next run.
             if len(grid.settings) == 1 or ranks.several():
@@ -214,16 +208,8 @@ def _run_in_turn(grid: _Grid, quiet: bool) -> None:
 def _run_beside_each_other(grid: _Grid, slots: int) -> None:
     """Train every unfinished run in its own process, `slots` at a time."""
     shelf = DataShelf()
-    jobs: list[Job] = []
-    for number, each in enumerate(grid.settings):
-        try:
-            if not _is_finished(grid, each, shelf):
-                # Loading here also decodes the images before several processes need them.
-                jobs.append(_job(number, each, grid.output, shelf.get(each)))
-        except Exception as error:
-            if len(grid.settings) == 1:
-                raise
-            _tell(grid, number, error)
+    # Loading here also decodes the images before several processes need them.
+    jobs = _unfinished(grid, shelf, lambda number, each: _job(number, each, grid.output, shelf.get(each)))
     failed = run_jobs(
         jobs, grid.output, slots, grid.checkpoint_steps, grid.say, _choice(grid.settings), grid.debug, grid.log
     )
@@ -232,16 +218,25 @@ def _run_beside_each_other(grid: _Grid, slots: int) -> None:
 
 def _run_on_cluster(grid: _Grid, engine: Engine, jobs_per_gpu: int | None) -> None:
     """Give every unfinished run to a cluster. Images are not needed here: other machines load them."""
-    shelf = DataShelf()
-    jobs = [
-        Job(number, each, grid.place(number))
-        for number, each in enumerate(grid.settings)
-        if not _is_finished(grid, each, shelf)
-    ]
+    jobs = _unfinished(grid, DataShelf(), lambda number, each: Job(number, each, grid.place(number)))
     failed = run_on_engine(
         leaders_first(jobs), grid.output, engine, jobs_per_gpu, grid.checkpoint_steps, grid.say, grid.debug, grid.log
     )
     grid.failures.update((number, Failure.of(error)) for number, error in failed.items())
+
+
+def _unfinished(grid: _Grid, shelf: DataShelf, make: Callable[[int, Settings], Job]) -> list[Job]:
+    """Return the jobs of the runs that have not finished; one that is not possible is noted, and the others go on."""
+    jobs: list[Job] = []
+    for number, each in enumerate(grid.settings):
+        try:
+            if not _is_finished(grid, each, shelf):
+                jobs.append(make(number, each))
+        except Exception as error:
+            if len(grid.settings) == 1:
+                raise
+            _tell(grid, number, error)
+    return jobs
 
 
 def leaders_first(jobs: Sequence[Job]) -> list[Job]:

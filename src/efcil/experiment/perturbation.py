@@ -15,14 +15,13 @@ from efcil import seeds
 from efcil.core import perturbation
 from efcil.data.domains import numbered
 from efcil.data.images import Dataset
-from efcil.data.sources import load_dataset
 from efcil.engine import hardware
 from efcil.engine.evaluate import TestImages
 from efcil.errors import DataError, RunFolderError, SettingsError
 from efcil.evaluation.probes import Perturbation
 from efcil.experiment import shared_tasks
 from efcil.model.in_memory import Model
-from efcil.resolution import source_options
+from efcil.resolution import load_images
 from efcil.runfolder import RunFolder
 from efcil.settings import Settings
 
@@ -50,7 +49,7 @@ def perturb(
     if not sigmas or not all(math.isfinite(sigma) and sigma >= 0 for sigma in sigmas):
         raise SettingsError("The standard deviations of the noise must be numbers of at least 0; give one or more.")
     summary, settings = folder.verified_summary(), folder.read_settings()
-    dataset = _loaded(settings) if dataset is None else dataset
+    dataset = load_images(settings) if dataset is None else dataset
     if summary["data"] != shared_tasks.data_digest(dataset):
         raise DataError(f"The run in {folder.path} was trained on other images than these. Give the dataset it used.")
     model = Model.load(folder.model, device)
@@ -83,11 +82,6 @@ def _answers(summary: Mapping[str, Any]) -> Tensor | None:
     if (names := summary.get("answers")) is None:
         return None
     return torch.tensor(numbered(names)[1])
-
-
-def _loaded(settings: Settings) -> Dataset:
-    place = None if settings.data is None else Path(settings.data)
-    return load_dataset(settings.dataset, place, source_options(settings))
 
 
 @torch.no_grad()

@@ -493,7 +493,7 @@ class _TaskUnderWay:
             run.write(line | {"task": self.index + 1})
         self.watch().begin(len(record.epochs), len(record.epochs))
         run.progress.trained_before([float(line["seconds"]) for line in record.epochs])
-        run.clock.credit("train", record.seconds)
+        run.clock.credit(record.seconds)
         run.state.had_a_part(record.commits)
         return record.tensors
 

@@ -422,9 +422,9 @@ class Method(Keeping):
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Load a saved state whose heads and buffers may be larger than the present ones."""
         tensors = renamed(tensors, self.state_dict().keys())
-        heads = sorted(int(n.split(".")[2]) for n in tensors if n.startswith("network.heads."))
-        self.network.grow_to([tensors[f"network.heads.{index}"].shape[0] for index in heads])
-        self.network.match_heads({name.removeprefix("network.") for name in tensors})
+        prefix = "network."
+        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        self.network.match_heads(own)
         for name, tensor in tensors.items():
             owner_name, _, leaf = name.rpartition(".")
             owner = self.get_submodule(owner_name)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from efcil.core import gaussians, prototypes
 from efcil.core.classifiers import ClassStatistics
-from efcil.core.covariance import IN_SHORT, is_factored, join, low_rank, ranks, shorten, spell_out, task_average, whole
+from efcil.core.covariance import IN_SHORT, average, is_factored, join, low_rank, ranks, shorten, spell_out, whole
 from efcil.core.transport import AffineMap
 from efcil.errors import SettingsError
 from efcil.methods.kept import Keeping, rows_of, weighted
@@ -247,11 +247,11 @@ class ClassMemory(Keeping):
         places = first + torch.arange(len(new), device=new.device)
         if self.form == "common":
             both = torch.cat([self.covariances.expand(earlier, -1, -1), new])
-            self.covariances = task_average(both, every, 1)
+            self.covariances = average(both)
         elif self.form == "last-task":
-            self.covariances = task_average(new, every[earlier:], 1)
+            self.covariances = average(new)
         elif self.form == "task":
-            self.covariances = torch.cat([self.covariances, task_average(new, every[earlier:], 1)])
+            self.covariances = torch.cat([self.covariances, average(new)])
             places = torch.full_like(places, first)
         elif self.form in IN_SHORT:
             self.compact = join(self.compact, shorten(new, str(self.form), self.share))

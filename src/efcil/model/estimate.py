@@ -17,9 +17,8 @@ from efcil.model.measuring import trains_network
 _TRIED = 4
 #: How often they are timed, of which the shortest counts: other programs make some longer.
 _LOOKS = 3
-#: A training step costs about three forward passes; rotations make four images of one.
+#: A training step costs about three forward passes.
 _STEP = 3.0
-_ROTATIONS = 4
 #: Memory that a visit takes where nothing trains: a program, and for every byte of the network, every number of a
 #: covariance and every byte of the images, as the network sees them, so many. Measured with 231 to 3,696 photographs,
 #: 1,280 and 3,840 features (docs/own-images-study.md has the numbers), and networks of 1 to 350 MB.
@@ -64,11 +63,9 @@ def memory_needed(card: Card, images: int) -> Iterator[str]:
 
 def _looks(model: Model) -> float:
     """Return how many forward passes an image of a new class costs."""
-    resolved = model.card.resolved
-    recipe = resolved.first_task if model.method is None else resolved.later
-    trains = model.method is None or model.method.about.trains_later
-    views = (_ROTATIONS if recipe.rotations else 1) + recipe.mixing
-    return 1.0 + (recipe.epochs * _STEP * views if trains else 0.0)
+    resolved, index = model.card.resolved, len(model.card.task_sizes)
+    recipe = resolved.later if index else resolved.first_task
+    return 1.0 + (recipe.epochs * _STEP * recipe.views if trains_network(model.card, index) else 0.0)
 
 
 @torch.no_grad()

@@ -142,20 +142,10 @@ def better_than_expected(card: Card, found: Evaluation) -> str | None:
 # -- the model's answers ---------------------------------------------------------------------------------------------
 
 
-def ask(model: Model, pixels: np.ndarray, typical: bool) -> tuple[np.ndarray, np.ndarray | None]:
+def _ask(model: Model, pixels: np.ndarray, typical: bool) -> tuple[np.ndarray, np.ndarray | None]:
     """Return calibrated probabilities (N, classes), and with `typical` typicalities (N)."""
     with remembered_features(model.ready.network):  # both questions need them
-        return model.probabilities(pixels), _typicality(model, pixels) if typical else None
-
-
-def _typicality(model: Model, pixels: np.ndarray) -> np.ndarray:
-    found = model.typicality(pixels)
-    if found is None:
-        raise ModelError(
-            f"This model's method ({model.card.settings.method}) keeps no statistics from which unknown classes could "
-            "be recognised. Leave out --unknown (`unknown` in Python)."
-        )
-    return found
+        return model.probabilities(pixels), model.typicality(pixels) if typical else None
 
 
 def _answers(
@@ -170,7 +160,7 @@ def _answers(
     columns: dict[str, list[np.ndarray]] = {field.name: [] for field in fields(_Answers)}
     for places, pixels in _pieces(model, pictures, unreadable):
         if places:
-            found, typicalities = ask(model, pixels, typical)
+            found, typicalities = _ask(model, pixels, typical)
             rows = np.arange(len(places))
             truths, answers = numbers[places], found.argmax(axis=1)
             # Where the class is unknown, the answer stands in for it; nothing reads these.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +10,12 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from efcil.core import classifiers
+from efcil.evaluation.classification import wilson_of_share
 from efcil.model.in_memory import Model, probabilities
 from efcil.network.memo import remembered_features
 
 #: Shrinkage of the class covariances; small, because an attack needs the training images' own directions.
 SHRINKAGE = 0.01
-_TWO_SIDED_95 = 1.959964
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,8 @@ def interval(auc: float, count: int) -> tuple[float, float]:
     The variance of an AUC is at most AUC (1 - AUC) / count, whatever the distributions, which is that of a proportion;
     so Wilson's interval for a proportion applies, and is conservative. It has a width even if the AUC is 1.
     """
-    square = _TWO_SIDED_95**2 / count
-    centre = (auc + square / 2) / (1 + square)
-    half = math.sqrt(auc * (1 - auc) * square + square**2 / 4) / (1 + square)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    low, high = wilson_of_share(auc, count)
+    return max(0.0, low), min(1.0, high)
 
 
 def _known(model: Model, pixels: np.ndarray, labels: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:

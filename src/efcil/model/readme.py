@@ -19,6 +19,7 @@ from efcil.methods.base import Method
 from efcil.model import folder as model_folder
 from efcil.model import purposes
 from efcil.model.card import Card, ModelError, Visit
+from efcil.output import counted
 
 NAME = "README.md"
 #: Classes and visits in the tables; the others are counted.
@@ -121,11 +122,11 @@ def _front_matter(licence: str | None) -> Iterator[str]:
 
 def _introduction(card: Card) -> Iterator[str]:
     count, visits = len(card.classes), len(card.visits)
-    yield f"# Image classifier with {_counted(count, 'class', 'classes')}"
+    yield f"# Image classifier with {counted(count, 'class')}"
     yield ""
     yield (
         f"Learned with the method {escaped(card.settings.method)} of [efcil](https://pypi.org/project/efcil/) in "
-        f"{_counted(visits, 'visit', 'visits')}. Every visit saw its own images only, and none of them was kept. The "
+        f"{counted(visits, 'visit')}. Every visit saw its own images only, and none of them was kept. The "
         "model can learn further classes without the images of these."
     )
     yield ""
@@ -224,10 +225,6 @@ def _limits() -> Iterator[str]:
 def _left_out(count: int, things: str) -> Iterator[str]:
     if count > MOST_ROWS:
         yield from ("", f"... and {count - MOST_ROWS:,} more {things}.")
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
 
 
 def escaped(text: object) -> str:

@@ -61,7 +61,9 @@ class VisitLog:
         """Log the accuracy that the card of the model has, None if the visit did not end; and close."""
         if self._tracking is None:
             return
-        if card is not None and (measured := card.visits[-1].measured) is not None and measured.images:
+        # More images of known classes may have come with the task: they are a visit of their own.
+        task = None if card is None else next(each for each in reversed(card.visits) if each.kind == "task")
+        if task is not None and (measured := task.measured) is not None:
             accuracy = 100.0 * measured.right / measured.images
             earlier: list[float | None] = [None] * (self._task - 1)
             self._tracking.line({"kind": "task", "task": self._task, "accuracy": [*earlier, accuracy]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -80,10 +80,12 @@ class IncrementalNetwork(nn.Module):
         self.head_scale = nn.Parameter(torch.ones(1, device=device)) if scale is None else None
         self.fixed_head_scale = None if scale is None else torch.full((1,), float(scale), device=device)
 
-    def match_heads(self, names: Collection[str]) -> None:
-        """Make heads linear or cosine as they are in a state with tensors of these names, before it is loaded."""
-        if "head_scale" in names or "fixed_head_scale" in names:
-            self.use_cosine_heads(None if "head_scale" in names else 1.0)
+    def match_heads(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make heads as they are in a saved state of a network, before it is loaded: how many, and of which kind."""
+        numbers = sorted(int(name.removeprefix("heads.")) for name in tensors if name.startswith("heads."))
+        self.grow_to([tensors[f"heads.{number}"].shape[0] for number in numbers])
+        if "head_scale" in tensors or "fixed_head_scale" in tensors:
+            self.use_cosine_heads(None if "head_scale" in tensors else 1.0)
         else:
             self.head_scale = self.fixed_head_scale = None
 
@@ -176,8 +178,6 @@ def trained_network(
 ) -> IncrementalNetwork:
     """Return the network of a first task, trained now or loaded."""
     network = fresh_network(backbone, seed, device, load=False)
-    heads = sorted((n for n in tensors if n.startswith("heads.")), key=lambda n: int(n.split(".")[1]))
-    network.grow_to([tensors[head].shape[0] for head in heads])
-    network.match_heads(tensors.keys())
+    network.match_heads(tensors)
     network.load_state_dict(dict(tensors))
     return network.eval()

@@ -38,11 +38,18 @@ def ours(value: Statistic | None, metric: str, plus_minus: str) -> str:
     return f"{mean_of(value, metric)}{plus_minus}{value.std:.{1 if metric == 'seconds' else 2}f}"
 
 
-def paper(value: PaperValue | None, plus_minus: str) -> str:
-    """Return a published number with its deviation, if one was published."""
+def with_spread(value: Statistic | PaperValue | None, digits: int = 2) -> str:
+    """Return mean and standard deviation, the latter where there is one; nothing for no value."""
     if value is None:
         return ""
-    return f"{value.mean:.2f}" + ("" if value.std is None else f"{plus_minus}{value.std:.2f}")
+    return f"{value.mean:.{digits}f}" + ("" if value.std is None else f" ± {value.std:.{digits}f}")
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """Return seeds as people write them: 0-4 for five in a row, or 0 2 5."""
+    listed = sorted(seeds)
+    whole = len(listed) > 2 and listed == list(range(listed[0], listed[-1] + 1))
+    return f"{listed[0]}-{listed[-1]}" if whole else " ".join(map(str, listed))
 
 
 def one_line(text: object) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from efcil import output
 from efcil.errors import printable
 from efcil.evaluation.result import ClassResult, Evaluation
+from efcil.output import counted
 from efcil.report.evaluation_page import page
-from efcil.report.evaluation_words import counted, file_name, leaning, percent, rejection, short, spelling
+from efcil.report.evaluation_words import file_name, leaning, percent, rejection, short, spelling
 
-FORMATS = ("text", "json", "csv", "html")
 #: Of more classes, the confusion matrix would not fit into a terminal.
 MOST_IN_MATRIX = 12
 #: Of more classes, the worst are shown.
@@ -72,7 +72,7 @@ def _summary(found: Evaluation) -> list[str]:
         f"accuracy           {percent(found.accuracy):>6}  {found.correct:,} of {found.images:,} images; "
         f"95% interval {100 * low:.1f} to {100 * high:.1f}",
         f"balanced accuracy  {percent(found.balanced_accuracy):>6}  mean recall of "
-        f"{counted(len(found.classes) - len(found.without_images), 'class', 'classes')}",
+        f"{counted(len(found.classes) - len(found.without_images), 'class')}",
     ]
     lines += [f"among the first {k}  {percent(share):>6}" for k, share in found.top]
     if found.calibration is not None:
@@ -179,7 +179,7 @@ def _unknown(found: Evaluation) -> list[str]:
 def _left_out(found: Evaluation) -> list[str]:
     lines = []
     if missing := found.without_images:
-        lines.append(f"{counted(len(missing), 'class', 'classes')} of the model without images here: {_named(missing)}")
+        lines.append(f"{counted(len(missing), 'class')} of the model without images here: {_named(missing)}")
     if found.unreadable:
         # The command names them as it does for predictions, and JSON and the page list them.
         verb = "is" if len(found.unreadable) == 1 else "are"
@@ -217,8 +217,8 @@ def _named(classes: Sequence[ClassResult]) -> str:
     return shown if len(classes) <= SHOWN_CLASSES else f"{shown} and {len(classes) - SHOWN_CLASSES} others"
 
 
-def _more(count: int, singular: str, plural: str | None = None) -> list[str]:
-    return [f"  and {counted(count, 'other ' + singular, 'other ' + (plural or singular + 's'))}"] if count > 0 else []
+def _more(count: int, one: str, several: str) -> list[str]:
+    return [f"  and {counted(count, f'other {one}', f'other {several}')}"] if count > 0 else []
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -19,8 +19,8 @@ from efcil.data.decode import Encoded, Fit, decode_image
 from efcil.errors import DataError
 from efcil.evaluation.classification import Calibration
 from efcil.evaluation.result import MOST_IN_FULL, ClassResult, Evaluation, Mistake
-from efcil.output import escape
-from efcil.report.evaluation_words import counted, file_name, percent, rejection, spelling
+from efcil.output import counted, escape
+from efcil.report.evaluation_words import file_name, percent, rejection, spelling
 from efcil.report.style import STYLE
 
 #: The picture of a mistake is so many pixels wide and high; so many of them are on the page.
@@ -153,15 +153,15 @@ def _notes(found: Evaluation) -> str:
     if missing := found.without_images:
         named = ", ".join(escape(each.name) for each in missing[:SHOWN_LISTED])
         more = f" and {len(missing) - SHOWN_LISTED} others" if len(missing) > SHOWN_LISTED else ""
-        notes.append(f"<li>{counted(len(missing), 'class', 'classes')} of the model without images: {named}{more}</li>")
+        notes.append(f"<li>{counted(len(missing), 'class')} of the model without images: {named}{more}</li>")
     if found.unknown_classes:
         images = sum(each.images for each in found.unknown_classes)
         notes.append(
-            f"<li>{counted(len(found.unknown_classes), 'class', 'classes')} that the model does not know "
-            f"({counted(images, 'image', 'images')}): not counted above, <a href='#unknown'>reported apart</a></li>"
+            f"<li>{counted(len(found.unknown_classes), 'class')} that the model does not know "
+            f"({counted(images, 'image')}): not counted above, <a href='#unknown'>reported apart</a></li>"
         )
     if found.unreadable:
-        count = counted(len(found.unreadable), "image", "images")
+        count = counted(len(found.unreadable), "image")
         notes.append(f"<li>{count} could not be read: <a href='#unreadable'>listed below</a></li>")
     return f"<ul>{''.join(notes)}</ul>" if notes else ""
 
@@ -267,7 +267,7 @@ def _confusions(found: Evaluation) -> str:
         for truth, answer, images in confusions[:SHOWN_CONFUSIONS]
     )
     more = len(confusions) - SHOWN_CONFUSIONS
-    rest = f'<p class="soft">and {counted(more, "other pair", "other pairs")} of classes</p>' if more > 0 else ""
+    rest = f'<p class="soft">and {counted(more, "other pair")} of classes</p>' if more > 0 else ""
     listed = f'<h3>Most frequent confusions</h3><ul class="columns">{items}</ul>{rest}' if items else ""
     return f"<h2>Confusion matrix</h2>{drawn}{listed}"
 

@@ -55,11 +55,6 @@ def percent(share: float | None, otherwise: str = "") -> str:
     return otherwise if share is None else f"{100 * share:.1f}%"
 
 
-def counted(count: int, singular: str, plural: str | None = None) -> str:
-    """Return a number and what is counted."""
-    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
-
-
 def leaning(confidence: float, interval: tuple[float, float]) -> str:
     """Return what the mean confidence says of the probabilities, if it lies outside the interval of the accuracy."""
     if confidence > interval[1]:

@@ -19,7 +19,7 @@ import efcil
 from efcil.errors import printable
 from efcil.output import escape
 from efcil.report import figures
-from efcil.report.cells import any_paper, ours, paper
+from efcil.report.cells import any_paper, ours, seeds_in_words, with_spread
 from efcil.report.details import Details
 from efcil.report.figure import COLOURS, Figure, HeatMap, styles
 from efcil.report.figures import Shown
@@ -177,7 +177,7 @@ def _row(shown: Shown, index: int, metrics: Sequence[str], switched: Sequence[st
     cells = []
     for metric, _, kind in _columns(group.rows, metrics):
         if kind == "paper":
-            cells.append(_cell(row.paper.get(metric), paper(row.paper.get(metric), " ± "), metric, kind))
+            cells.append(_cell(row.paper.get(metric), with_spread(row.paper.get(metric)), metric, kind))
         else:
             place = best_and_second(group.rows, metric).get(row.label, "")
             cells.append(_cell(row.ours.get(metric), ours(row.ours.get(metric), metric, " ± "), metric, kind, place))
@@ -188,18 +188,12 @@ def _row(shown: Shown, index: int, metrics: Sequence[str], switched: Sequence[st
         "name": group.name(row),
         "label": row.label,
         "seeds": row.seeds,
-        "said_seeds": _ranges(row.seeds),
+        "said_seeds": seeds_in_words(row.seeds),
         "settings": settings,
         "cells": cells,
         "bound": row.method in UPPER_BOUNDS or not comparable(group.rows),
         "lanes": [(metric, _safe(_lane(shown, index, metric))) for metric in switched],
     }
-
-
-def _ranges(seeds: Sequence[int]) -> str:
-    """Return seeds as people write them: 0-4, or 0 2 5."""
-    whole = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]}-{seeds[-1]}" if whole else " ".join(map(str, seeds))
 
 
 def _cell(value: Any, text: str, metric: str, kind: str, place: str = "") -> Cell:
@@ -247,7 +241,7 @@ def _range(rows: Sequence[Row], metric: str) -> tuple[float, float]:
 
 def _spoken(row: Row, metric: str) -> str:
     published = row.paper.get(metric)
-    beside = "" if published is None else f", paper {paper(published, ' ± ')}"
+    beside = "" if published is None else f", paper {with_spread(published)}"
     return escape(f"{METRICS[metric]} {ours(row.ours.get(metric), metric, ' ± ')}{beside}")
 
 
@@ -266,7 +260,7 @@ def _differences(shown: Shown, comparison: Comparison | None) -> dict[str, Any] 
                 "swatch": _safe(swatch(index)),
                 "name": shown.group.name(each.row),
                 "seeds": each.seeds,
-                "said_seeds": _ranges(each.seeds),
+                "said_seeds": seeds_in_words(each.seeds),
                 "cells": cells,
             }
         )

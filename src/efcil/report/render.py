@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from efcil.errors import SettingsError, printable, unknown
 from efcil.output import csv_line
-from efcil.report.cells import any_paper, escape_markdown, mean_of, notes_of, one_line, ours, paper
+from efcil.report.cells import any_paper, escape_markdown, mean_of, notes_of, one_line, ours, with_spread
 from efcil.report.groups import Group, best_and_second, differing, value_of
 from efcil.report.latex import latex
 from efcil.report.paired import MEANING, Compared, Comparison, comparisons
@@ -191,7 +191,7 @@ def _markdown_table(chosen: Sequence[Group], metrics: Sequence[str]) -> str:
             place = best_and_second(group.rows, metric).get(row.label, "")
             cells.append(_marked(ours(row.ours.get(metric), metric, " ± "), place))
             if metric in published:
-                cells.append(paper(row.paper.get(metric), " ± "))
+                cells.append(with_spread(row.paper.get(metric)))
         lines.append(cells)
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 

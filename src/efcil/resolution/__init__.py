@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from efcil.resolution.config import GRID_FIELDS, expand, load_config, read_config, to_yaml
-from efcil.resolution.data import chosen_answers, chosen_class_order, source_options
+from efcil.resolution.data import chosen_answers, chosen_class_order, load_images, source_options
 from efcil.resolution.identity import differences, identity, pin
 from efcil.resolution.naming import label, scenario_name
 from efcil.resolution.resolve import Resolved, resolve, split_overrides
@@ -19,6 +19,7 @@ __all__ = [
     "identity",
     "label",
     "load_config",
+    "load_images",
     "pin",
     "read_config",
     "resolve",

@@ -10,6 +10,7 @@ from efcil import presets
 from efcil.settings.benchmark import Settings
 
 if TYPE_CHECKING:
+    from efcil.data.images import Dataset
     from efcil.data.sources import SourceOptions
 
 #: Settings that choose among the images of a dataset; those left open mean what they meant before they existed.
@@ -52,3 +53,11 @@ def source_options(settings: Settings) -> SourceOptions:
         splits=settings.splits,
         answers=chosen_answers(settings),
     )
+
+
+def load_images(settings: Settings) -> Dataset:
+    """Return the dataset that a run is trained on and tested with."""
+    from efcil.data.sources import load_dataset
+
+    place = None if settings.data is None else Path(settings.data)
+    return load_dataset(settings.dataset, place, source_options(settings))

@@ -49,7 +49,7 @@ class Option:
     def expected(self) -> str:
         """What a value must be, in words."""
         if self.choices is not None:
-            return "one of " + ", ".join(_show(choice) for choice in self.choices)
+            return "one of " + ", ".join(show(choice) for choice in self.choices)
         text = describe(self.annotation)
         limits = ""
         if self.minimum is not None and self.maximum is not None:
@@ -198,7 +198,7 @@ def coerce(
         for choice in choices:
             if value == choice and isinstance(value, bool) == isinstance(choice, bool):
                 return choice
-            if isinstance(value, str) and value.lower() == _show(choice):
+            if isinstance(value, str) and value.lower() == show(choice):
                 return choice
         if value is None and _optional(annotation):
             return None
@@ -215,7 +215,7 @@ def describe(annotation: Any) -> str:
     """Describe in words what a value of this annotation looks like."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
-        return "one of " + ", ".join(_show(argument) for argument in arguments)
+        return "one of " + ", ".join(show(argument) for argument in arguments)
     if origin in (Union, types.UnionType):
         none = " or none" if type(None) in arguments and str not in arguments else ""
         return " or ".join(describe(a) for a in arguments if a is not type(None)) + none
@@ -224,11 +224,6 @@ def describe(annotation: Any) -> str:
         return f"{inner} separated by commas"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return words.get(annotation, "name=value pairs" if origin is not None else "a value")
-
-
-def show(value: Any) -> str:
-    """Write a value the way `--set` and the documentation spell it; `coerce` reads it back."""
-    return _show(value)
 
 
 def _convert(value: Any, annotation: Any) -> Any:
@@ -315,7 +310,8 @@ def _optional(annotation: Any) -> bool:
     return typing.get_origin(annotation) in (Union, types.UnionType) and type(None) in typing.get_args(annotation)
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """Write a value the way `--set` and the documentation spell it; `coerce` reads it back."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -324,9 +320,9 @@ def _show(value: Any) -> str:
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     if isinstance(value, tuple | list):
-        return ",".join(_show(part) for part in value)
+        return ",".join(show(part) for part in value)
     return str(value)
 
 
 def _wrong(name: str, value: Any, expected: str) -> SettingsError:
-    return SettingsError(f"Setting {name!r} must be {expected}, but it is {shortened(_show(value))!r}.")
+    return SettingsError(f"Setting {name!r} must be {expected}, but it is {shortened(show(value))!r}.")

@@ -89,6 +89,11 @@ class Recipe:
         if any(later <= earlier for earlier, later in zip(self.milestones, self.milestones[1:], strict=False)):
             raise SettingsError(f"Setting 'milestones' must grow, but it is {list(self.milestones)}.")
 
+    @property
+    def views(self) -> int:
+        """How many images a step computes for each one of its batch: with its turns and mixtures."""
+        return (4 if self.rotations else 1) + self.mixing
+
     def with_epochs(self, epochs: int) -> Recipe:
         """Return the recipe for another number of epochs, its milestones moved in proportion.
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from efcil.errors import EfcilError
 from efcil.files import read_regular
 from efcil.resolution import Resolved, chosen_class_order, identity, resolve
+from efcil.resolution.data import chosen_images_per_class
 from efcil.runfolder import RunFolder, find_runs
 from efcil.settings import NAMED_CLASS_ORDERS, Settings
 from efcil.studies.measures import WARM_UP, at_a_time, where
@@ -27,7 +28,8 @@ FIRST, LATER, END = "epoch of the first task", "epoch of a later task", "end of 
 TOGETHER = "runs at a time"
 #: Where a number is from: this machine's own epochs, measured elsewhere on the same images, or on smaller ones.
 HERE, MEASURED, SCALED = "here", "measured", "scaled"
-_ROTATIONS = 4
+#: Of an image in the first task, where steps were measured: it is turned.
+_MEASURED_VIEWS = 4
 _MOST_LOGGED = 1 << 24
 #: What a first task does not depend on; of the scenario its number of classes counts.
 _AFTER_FIRST_TASK = ("method", "scenario", "answers", "classifier", "test_views", "later", "method_settings")
@@ -173,7 +175,8 @@ class Times:
                 end = line["seconds"]["statistics"] + line["seconds"]["evaluation"]
                 self._note(settings, resolved, settings.method, END, end * share)
         for (what, method, task), values in seconds.items():
-            images = _images(settings, sizes[task - 1]) * _views(resolved, what)
+            recipe = resolved.first_task if task == 1 else resolved.later
+            images = _images(settings, sizes[task - 1]) * recipe.views
             self._note(settings, resolved, method, what, statistics.median(values) * share / images)
 
     def _note(self, settings: Settings, resolved: Resolved, method: str, what: str, seconds: float) -> None:
@@ -207,18 +210,18 @@ class Times:
         first = self.speed(settings, resolved, FIRST)
         if not sizes or first is None:
             return None
-        views = _views(resolved, FIRST)
-        epochs = resolved.first_task.epochs
+        work = resolved.first_task.epochs * resolved.first_task.views
         if traits.images == "all":
             seen = [sum(sizes)] if traits.trained_after != "every" else [sum(sizes[: n + 1]) for n in range(len(sizes))]
-            seconds = first.seconds * views * epochs * sum(_images(settings, classes) for classes in seen)
+            seconds = first.seconds * work * sum(_images(settings, classes) for classes in seen)
             return Estimate(0.0, seconds + _START_UP, (), first.source)
-        trained = first.seconds * views * epochs * _images(settings, sizes[0])
+        trained = first.seconds * work * _images(settings, sizes[0])
         later = self.speed(settings, resolved, LATER) if traits.trains_later else Speed(0.0, first.source)
         if later is None:
             return None
         end = self.speed(settings, resolved, END) or Speed(0.0, later.source)
-        rest = later.seconds * resolved.later.epochs * _images(settings, sum(sizes[1:])) + end.seconds * len(sizes[1:])
+        work = resolved.later.epochs * resolved.later.views
+        rest = later.seconds * work * _images(settings, sum(sizes[1:])) + end.seconds * len(sizes[1:])
         sources = [speed.source for speed in (first, later)]
         worst = next(source for source in (SCALED, MEASURED, HERE) if source in sources)
         return Estimate(trained, rest + _START_UP, _first_task(settings, sizes[0]), worst)
@@ -242,17 +245,14 @@ def _logged(run: RunFolder) -> str:
 def _per_image(row: Mapping[str, str]) -> float:
     if row["what"] == END:
         return float(row["seconds"])
-    views = _ROTATIONS if row["what"] == FIRST else 1
+    views = _MEASURED_VIEWS if row["what"] == FIRST else 1
     return float(row["seconds"]) / (float(row["images"]) * views)
 
 
-def _images(settings: Settings, classes: int) -> int:
-    return classes * facts()[settings.dataset].images_per_class
-
-
-def _views(resolved: Resolved, what: str) -> int:
-    recipe = {FIRST: resolved.first_task, LATER: resolved.later}.get(what)
-    return 1 if recipe is None else (_ROTATIONS if recipe.rotations else 1) + recipe.mixing
+def _images(settings: Settings, classes: int) -> float:
+    """Return how many images so many classes are trained with: fewer than there are, where the settings say so."""
+    of_class, most = facts()[settings.dataset].images_per_class, chosen_images_per_class(settings)
+    return classes * min(of_class, int(most) if most.isdecimal() else of_class) * (1.0 - (settings.held_out or 0.0))
 
 
 def _preset_network(settings: Settings) -> str | None:
@@ -275,10 +275,10 @@ def done_share(run: RunFolder, settings: Settings) -> float:
     """Return the share of a run's epochs that have been trained, 0 if that cannot be said."""
     with suppress(EfcilError, KeyError, TypeError, ValueError):
         resolved, sizes = resolve(settings), task_sizes(settings)
+        first, later = resolved.first_task.views, resolved.later.views
         lines = [line for line in run.read_metrics() if line["kind"] == "epoch"]
-        weights = [sizes[line["task"] - 1] * (_views(resolved, FIRST) if line["task"] == 1 else 1) for line in lines]
-        whole = sizes[0] * resolved.first_task.epochs * _views(resolved, FIRST)
-        whole += sum(sizes[1:]) * resolved.later.epochs
+        weights = [sizes[line["task"] - 1] * (first if line["task"] == 1 else later) for line in lines]
+        whole = sizes[0] * resolved.first_task.epochs * first + sum(sizes[1:]) * resolved.later.epochs * later
         return min(1.0, sum(weights) / whole) if whole else 0.0
     return 0.0
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from efcil import methods
 from efcil.errors import printable, some
 from efcil.methods.base import Method
+from efcil.report.cells import seeds_in_words
 from efcil.resolution import scenario_name
 from efcil.runfolder import RunFolder, locate
 from efcil.settings import Settings
 from efcil.studies import estimate
 from efcil.studies.estimate import Estimate, Times
 from efcil.studies.measures import CLASSIFIERS, Key, Measured, key_of
-from efcil.studies.readers import seeds_in_words
 from efcil.studies.study import Cell
 
 FINISHED, KNOWN, UNFINISHED, TO_DO = "finished", "in the results", "unfinished", "to do"

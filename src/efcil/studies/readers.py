@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from efcil.report import Figure, Reference, Series, Statistic
+from efcil.report.cells import seeds_in_words, with_spread
 from efcil.report.export import slug
 from efcil.report.paired import MEANING, Difference, in_words
-from efcil.report.paper import PaperValue, agrees
+from efcil.report.paper import agrees
 from efcil.resolution import resolve
 from efcil.studies import sheet
 from efcil.studies.estimate import title
@@ -77,21 +78,6 @@ class Reader:
     measures: Callable[[Mapping[str, Any]], tuple[str, ...]]
     make: Callable[[Question], Outcome]
     options: tuple[str, ...] = ()
-
-
-def seeds_in_words(seeds: Sequence[int]) -> str:
-    """Return seeds in short: 0-4 for five in a row."""
-    listed = sorted(seeds)
-    whole = len(listed) > 2 and listed == list(range(listed[0], listed[-1] + 1))
-    return f"{listed[0]}-{listed[-1]}" if whole else " ".join(map(str, listed))
-
-
-def with_spread(value: Statistic | PaperValue | None, digits: int = 2) -> str:
-    """Return mean and standard deviation, the latter where there is one."""
-    if value is None:
-        return ""
-    spread = "" if value.std is None else f" ± {value.std:.{digits}f}"
-    return f"{value.mean:.{digits}f}{spread}"
 
 
 # -- a table of results beside the paper's -----------------------------------------------------------------------------

@@ -9,13 +9,14 @@ from pathlib import Path
 from efcil.errors import EfcilError, SettingsError
 from efcil.files import write_atomically
 from efcil.report import write_figure
-from efcil.resolution import source_options
+from efcil.report.cells import seeds_in_words
+from efcil.resolution import load_images
 from efcil.runfolder import locate
 from efcil.studies import sheet
 from efcil.studies.estimate import title
 from efcil.studies.measures import CLASSIFIERS, IMAGES, Key, Measured, key_of
 from efcil.studies.plan import measurable, runs_of
-from efcil.studies.readers import READERS, Outcome, Question, seeds_in_words
+from efcil.studies.readers import READERS, Outcome, Question
 from efcil.studies.study import Cell, Study
 
 #: Below the output folder of runs.
@@ -70,7 +71,6 @@ def perturb_runs(
 ) -> EfcilError | None:
     """Perturb the features of finished runs of which that is not known; return the first error, None without one."""
     from efcil.data.images import Dataset
-    from efcil.data.sources import load_dataset
     from efcil.experiment.perturbation import perturb
 
     images: dict[str, Dataset] = {}
@@ -83,8 +83,7 @@ def perturb_runs(
             continue
         try:
             if cell.dataset not in images:
-                data = None if settings.data is None else Path(settings.data)
-                images[cell.dataset] = load_dataset(cell.dataset, data, source_options(settings))
+                images[cell.dataset] = load_images(settings)
             say(f"{run.path}: noise in its features")
             perturb(run, images[cell.dataset], device=settings.device)
         except EfcilError as error:

@@ -382,7 +382,7 @@ def check_end_of_task_in_any_pieces(trial: Trial) -> None:
             for parameter in method.network.backbone.parameters():  # as if it had been trained
                 parameter.mul_(1.0 + 0.02 * torch.randn(parameter.shape, generator=generator))
         if pieces is not None:
-            data.chunk_size = lambda limit=0, pieces=pieces: pieces  # type: ignore[method-assign, misc]
+            data.chunk_size = lambda pieces=pieces: pieces  # type: ignore[method-assign, misc]
         lifecycle.end(method, stream.tasks[LAST], data)
         left.append(method.state_dict())
     for key, value in left[0].items():

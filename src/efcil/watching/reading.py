@@ -182,12 +182,11 @@ class Watched:
 class Watcher:
     """All runs at or below some folders."""
 
-    def __init__(self, roots: Sequence[Path], now: Callable[[], float] = time.time) -> None:
+    def __init__(self, roots: Sequence[Path]) -> None:
         for root in roots:
             if not root.is_dir():
                 raise RunFolderError(f"{root} is not a folder. Give one that `efcil run --output` writes to.")
         self.roots = [Path(os.path.normpath(root)) for root in roots]
-        self._now = now
         self._known: dict[Path, Watched] = {}
 
     def look(self) -> list[Seen]:
@@ -195,7 +194,7 @@ class Watcher:
         found = list(dict.fromkeys(path for root in self.roots for path in _run_folders(root)))
         live = {path: plan for plan in self._plans() for path in plan.runs if self._below(path)}
         for path in found:
-            self._known.setdefault(path, Watched(path, self._now))
+            self._known.setdefault(path, Watched(path))
         seen = [self._known[path].look(live.get(path)) for path in found]
         active = {each.path for each in seen if each.state in (RUNNING, WAITING)}
         there = {each.path for each in seen}
@@ -218,7 +217,7 @@ class Watcher:
         return any(path == root or path.is_relative_to(root) for root in self.roots)
 
     def _counts(self, plan: Plan, active: set[Path]) -> bool:
-        return bool(plan.alive) or self._now() - plan.began < FRESH_SECONDS or bool(active & plan.runs)
+        return bool(plan.alive) or time.time() - plan.began < FRESH_SECONDS or bool(active & plan.runs)
 
 
 def _relative(found: Iterable[Plan], roots: Sequence[Path]) -> Iterator[Plan]:

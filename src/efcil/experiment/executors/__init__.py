@@ -1,4 +1,4 @@
-"""Where runs train: an executor takes a job, whose settings travel as a file, and returns a handle to it.
+"""Where several runs train at a time: an executor takes a job, whose settings travel as a file, and returns a handle.
 
 `local` has the runs of this machine, `ray_cluster` and `submitit_jobs` those of clusters. `remote` is what runs there.
 """

@@ -180,7 +180,10 @@ class ClusterHandle(abc.ABC):
             with open(f"{self.run.stem}.requeued", "a", encoding="utf-8") as notes:
                 notes.write("\n")
             Path(f"{self.run.stem}.json").unlink(missing_ok=True)
-            self.submit()
+            try:
+                self.submit()
+            except EfcilError as error:  # of this run alone: the others train on
+                return self._failed(error)
             return State.WAITING
         return self._failed(failure(code, self.log(), self.job.folder))
 

@@ -1,65 +1,12 @@
-"""Executors of this machine: in this process, or in a process for each job."""
+"""The executor of this machine: a process for each job."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from efcil.experiment.executors.base import CommandOf, Job, State, failure
-
-
-class InProcess:
-    """Trains jobs in this process, each when its result is asked for."""
-
-    def __init__(self, train: Callable[[Job], Path]) -> None:
-        self._train = train
-
-    def submit(self, job: Job) -> InProcessHandle:
-        """Accept a job; it waits until its result is asked for."""
-        return InProcessHandle(job, self._train)
-
-    def close(self) -> None:
-        """Do nothing: a job has ended when its result has returned."""
-
-
-class InProcessHandle:
-    """A job that this process trains. Its error is raised and not kept, as it holds the memory of the run."""
-
-    def __init__(self, job: Job, train: Callable[[Job], Path]) -> None:
-        self.job = job
-        self._train = train
-        self._state = State.WAITING
-        self._cancelled = False
-
-    def state(self) -> State:
-        """Return what the job is doing now."""
-        return self._state
-
-    def places(self) -> Sequence[str]:
-        """Return this machine once the job has started."""
-        return [] if self._state is State.WAITING else [""]
-
-    def result(self) -> Path:
-        """Train the job, and return its folder."""
-        if self._state is State.DONE or self._cancelled:
-            return self.job.folder
-        self._state = State.RUNNING
-        try:
-            folder = self._train(self.job)
-        except BaseException:
-            self._state = State.FAILED
-            raise
-        self._state = State.DONE
-        return folder
-
-    def cancel(self) -> None:
-        """Never start a job that waits; a running one is stopped by a signal to this process."""
-        self._cancelled = True
-
-    def log(self) -> str:
-        """Return nothing: this process writes to its own error output."""
-        return ""
 
 
 class Processes:
