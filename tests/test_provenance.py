@@ -336,6 +336,19 @@ def test_the_middle_of_an_earlier_version_is_named_as_such(few: Dataset, tmp_pat
     assert said in run.log_file.read_text()
 
 
+def test_a_run_that_efcil_0_2_began_is_resumed(few: Dataset, finished: RunFolder, tmp_path: Path) -> None:
+    run = stopped(BASE, tmp_path, few, 1)
+    saved = checkpoint.read(run.model, model_files.STEM)
+    # Its cards said how tasks were computed in the visits alone.
+    experiment = {name: value for name, value in saved.facts["experiment"].items() if name != "made_with"}
+    facts = saved.facts | {"format": 2, "experiment": experiment}
+    checkpoint.write(run.model, saved.tensors, facts, model_files.STEM)
+    assert Model.load(run.model, "cpu").card.experiment == saved.facts["experiment"]
+    run_one(BASE, tmp_path, few, quiet=True)
+    assert run.verified_summary()["made_with"] == finished.verified_summary()["made_with"]
+    assert run.verified_summary()["A_step_per_task"] == finished.verified_summary()["A_step_per_task"]
+
+
 def test_the_version_of_a_model_of_format_1_is_said(finished: RunFolder, tmp_path: Path) -> None:
     saved = checkpoint.read(finished.model, model_files.STEM)
     visits = [{name: value for name, value in v.items() if name != "made_with"} for v in saved.facts["visits"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -56,6 +57,15 @@ def test_images_one_level_too_deep(folders: Path, tmp_path: Path, capsys: Any) -
     with pytest.raises(DataError, match="one level too deep"):
         load_dataset("folder", visits, SourceOptions(held_out=0.5, cache=tmp_path / "cache"))
     assert class_folders(visits / "january")[1] == ["cat", "cat", "dog", "dog"]
+
+
+def test_a_name_of_a_class_folder_that_is_no_text(folders: Path, tmp_path: Path, capsys: Any) -> None:
+    for name in (b"dog", b"caf\xe9"):
+        images(folders, Path(os.fsdecode(os.fsencode(tmp_path / "data") + b"/" + name)), 4)
+    assert main(["learn", str(tmp_path / "model"), "--data", str(tmp_path / "data"), *QUICK]) == 2
+    assert r"data/caf\udce9: a name that is not valid UTF-8 cannot name a class" in capsys.readouterr().err
+    with pytest.raises(DataError, match="cannot name a class"):
+        load_dataset("folder", tmp_path / "data", SourceOptions(held_out=0.5))
 
 
 def test_what_is_below_a_class_folder_belongs_to_it(folders: Path, tmp_path: Path) -> None:

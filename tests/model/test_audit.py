@@ -467,6 +467,23 @@ def test_files_that_are_no_part_of_a_model(honest: Path, photos: Path, tmp_path:
     assert advice in verdict(capsys, model, photos)["verdict"]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_card_of_an_earlier_format_is_checked_field_by_field(
+    version: int, honest: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    saved = checkpoint.read(honest, "model")
+    facts = {name: value for name, value in saved.facts.items() if name != "pretrained"} | {"format": version}
+    facts["settings"] = {name: value for name, value in facts["settings"].items() if name not in ("weights", "preset")}
+    facts["settings"]["dataset" if version == 1 else "preset"] = saved.facts["settings"]["preset"]
+    for each in facts["visits"]:
+        del each["measured"], each["made_with"]
+    checkpoint.write(tmp_path / "model", saved.tensors, facts, "model")
+    assert main(["audit", str(tmp_path / "model"), "--data", str(photos)]) == 0
+    assert "Passed: no image is stored." in capsys.readouterr().out
+    checkpoint.write(tmp_path / "model", saved.tensors, facts | {"note": PICTURE}, "model")
+    assert "model.json: facts.note" in verdict(capsys, tmp_path / "model", photos)["verdict"]
+
+
 def test_names_of_files_do_not_reach_the_terminal_as_they_are(
     honest: Path, photos: Path, tmp_path: Path, capsys: Any
 ) -> None:

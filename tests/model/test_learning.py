@@ -255,6 +255,19 @@ def test_an_unfinished_task_is_not_lost_by_mistake(
     assert same(Model.load(interrupted, "cpu"), Model.load(uninterrupted, "cpu"))
 
 
+def test_an_unfinished_task_of_a_version_that_read_images_otherwise_starts_over(
+    interrupted: Path, folders: Path, uninterrupted: Path, same: Any, capsys: Any
+) -> None:
+    saved = checkpoint.read(interrupted / "partial")
+    task = saved.facts["task"] | {"images": "0" * 64}
+    ways = [way | {"efcil": "0.0.9"} for way in saved.facts["made_with"]]
+    checkpoint.write(interrupted / "partial", saved.tensors, saved.facts | {"task": task, "made_with": ways})
+    capsys.readouterr()
+    assert learn(interrupted, folders / "second", "--device", "cpu") == 0
+    assert "The task was started with efcil 0.0.9 (now " in capsys.readouterr().out
+    assert same(Model.load(interrupted, "cpu"), Model.load(uninterrupted, "cpu"))
+
+
 def test_settings_of_an_unfinished_first_task_need_not_be_repeated(
     folders: Path, uninterrupted: Path, tmp_path: Path, same: Any, capsys: Any, monkeypatch: Any
 ) -> None:

@@ -285,6 +285,7 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
     if resolved["augmentation"] not in AUGMENTATIONS:
         raise unknown("augmentation", str(resolved["augmentation"]), AUGMENTATIONS, ModelError)
     normalisation = group(facts["normalisation"])
+    visits = _with_version([_read_visit(group(value)) for value in _list(facts["visits"])], facts)
     if wanted.input_size is not None:
         whole(wanted.input_size, 1, LARGEST_IMAGE)
     return Card(
@@ -299,9 +300,9 @@ def _read_known(facts: Mapping[str, Any]) -> Card:
         image_size=whole(facts["image_size"], 1, LARGEST_IMAGE),
         normalisation=Normalisation(_triple(normalisation["mean"]), _triple(normalisation["std"])),
         classes=tuple(_read_class(group(value)) for value in _list(facts["classes"])),
-        visits=_with_version([_read_visit(group(value)) for value in _list(facts["visits"])], facts),
+        visits=visits,
         continues=_digest(facts.get("continues")),
-        experiment=_read_experiment(facts.get("experiment")),
+        experiment=_read_experiment(facts.get("experiment"), visits),
         pretrained=_read_pretrained(facts.get("pretrained")),
     )
 
@@ -366,9 +367,12 @@ def _read_made_with(value: Mapping[str, Any]) -> dict[str, Any]:
     return dict(value)
 
 
-def _read_experiment(value: Any) -> Mapping[str, Any] | None:
+def _read_experiment(value: Any, visits: Sequence[Visit]) -> Mapping[str, Any] | None:
     if value is None:
         return None
+    if "made_with" not in group(value):  # efcil 0.2.0 says it in the visits alone
+        ways = [[dict(way) for way in visit.made_with] for visit in visits]
+        value = {**value, "made_with": ways + [[] for _ in range(len(ways), len(_list(value["task_sizes"])))]}
     if set(group(value)) != set(EXPERIMENT):
         raise ValueError("its facts of an experiment have unknown or missing names")
     sizes = [whole(size, 1, MOST_CLASSES) for size in _list(value["task_sizes"])]

@@ -25,7 +25,7 @@ from efcil.methods.base import Method
 from efcil.methods.memory import ClassMemory
 from efcil.model import folder as model_folder
 from efcil.model import purposes, readme
-from efcil.model.card import FORMAT, Card, ModelError
+from efcil.model.card import Card, ModelError
 from efcil.settings import STAGES, Recipe, options
 
 #: Most characters of a name, version, date or setting. No folder's name is longer.
@@ -103,9 +103,6 @@ def _of_description(file: Path, card: Card) -> Iterator[str]:
     """Yield what a description contains that is not part of a card, or is too long for its field."""
     text = file.read_text(encoding="utf-8")
     described = json.loads(text)
-    if described["facts"]["format"] < FORMAT:
-        yield f"{file.name}: a card of an earlier version"
-        return
     known = {name: described.get(name) for name in ("format", "checksum")} | {
         "facts": _as_written(card, described["facts"]),
         "tensors": {name: described["tensors"].get(name) for name in ("file", "bytes", "sha256")},
@@ -122,7 +119,9 @@ def _as_written(card: Card, facts: Mapping[str, Any]) -> dict[str, Any]:
     names |= set(options(methods.get(card.settings.method).Settings))
     asked = known["settings"]["overrides"]
     known["settings"]["overrides"] = {name: value for name, value in asked.items() if name in names}
-    return known
+    if facts["format"] == 1:
+        known["settings"]["dataset"] = known["settings"].pop("preset")
+    return known | {"format": facts["format"]}
 
 
 def _strange(found: Any, known: Any, place: str) -> Iterator[str]:

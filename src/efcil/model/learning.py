@@ -35,6 +35,7 @@ from efcil.model.card import (
     made_with,
     now,
     read_card,
+    versions,
 )
 from efcil.model.copies import named
 from efcil.model.folder import PARTIAL, STEM
@@ -387,9 +388,12 @@ class _Origin:
         task = _ALL_LEARNED | facts["task"] | {"card": _as_written_now(facts["task"]["card"])}
         if task["card"]["visits"] != self.task["card"]["visits"]:
             return False  # that task was finished, but the process was killed before it could remove the checkpoint
+        before, now = facts["made_with"][-1], self.made_with[-1]
+        if any(before.get(name) != now[name] for name in versions()):
+            # It starts over anyway, and another version may decode the same images to other pixels.
+            task = {**task, "images": self.task["images"]}
         if task != self.task:
             raise ModelError(self._other(task))
-        before, now = facts["made_with"][-1], self.made_with[-1]
         # Another number of threads changes only the last bits; no work is lost.
         changed = changed_computing(*({**each, "threads": None} for each in (before, now)))
         if changed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,13 @@ def images_of_class(folder: Path) -> list[Path]:
 
 
 def images_of_classes(folders: Sequence[Path]) -> dict[Path, list[Path]]:
-    """Return the images of every class folder; a DataError names the folders that have none."""
+    """Return the images of every class folder; a DataError names folders that have none, or whose names are no text."""
+    unreadable = [folder for folder in folders if not _is_text(folder.name)]
+    if unreadable:
+        raise DataError(
+            f"{some(unreadable)}: a name that is not valid {sys.getfilesystemencoding().upper()} cannot name a class. "
+            "Some programs write such names when they unpack an archive of another system. Rename the folder."
+        )
     found = {folder: images_below(folder) for folder in folders}
     empty = [folder for folder, images in found.items() if not images]
     if empty:
@@ -97,6 +104,11 @@ def images_of_classes(folders: Sequence[Path]) -> dict[Path, list[Path]]:
             f"Add images to {them}, or remove {them}."
         )
     return found
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a name could be decoded; Python keeps bytes that could not as lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def wrong_level(root: Path, per_class: Mapping[Path, Sequence[Path]]) -> str | None:
