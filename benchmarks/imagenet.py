@@ -93,9 +93,19 @@ def generate(folder: Path, sizes: Sizes) -> None:
 
 
 @cache
+def usual_library() -> str:
+    """Return what crops images in the usual way: torchvision where it is installed. Workers do not import it again."""
+    with suppress(ImportError, RuntimeError):
+        import torchvision.transforms  # noqa: F401
+
+        return "torchvision"
+    return "Pillow"
+
+
+@cache
 def usual_transform(size: int) -> Callable[[Image.Image], np.ndarray]:
     """Return the usual random crop and flip to uint8 (3, size, size): torchvision's, or the same with Pillow alone."""
-    with suppress(ImportError, RuntimeError):
+    if usual_library() == "torchvision":
         from torchvision.transforms import Compose, PILToTensor, RandomHorizontalFlip, RandomResizedCrop
 
         steps = Compose([RandomResizedCrop(size), RandomHorizontalFlip(), PILToTensor()])
@@ -155,6 +165,7 @@ def loader(files: Files, batch: int, workers: int, device: torch.device) -> tupl
     """Return the DataLoader; batches are sent in shared memory, or through pipes where there is little of that."""
     room = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     order = Order(len(files))
+    usual_library()  # before workers start
     found: DataLoader[Any] = DataLoader(
         files,
         batch,
@@ -482,8 +493,8 @@ class Bench:
         trainer.run(on_epoch=lambda report: times.append(report.seconds))
         self.wait()
         usual = len(data) / statistics.median(times[1:])
-        name = "torchvision" if "torchvision" in sys.modules else "Pillow"
-        self.table.add("training, epoch after epoch", f"DataLoader ({name}), {self.workers} workers", usual, "images/s")
+        name = f"DataLoader ({usual_library()}), {self.workers} workers"
+        self.table.add("training, epoch after epoch", name, usual, "images/s")
         self.table.add("training, epoch after epoch", "ours / DataLoader", self.ours / usual, "times")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,7 +17,49 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import imagenet
 import photographs
 
+TORCHVISION = """
+import numpy as np
+import torch
 
+def Compose(steps):
+    def apply(image):
+        for step in steps:
+            image = step(image)
+        return image
+    return apply
+
+def RandomResizedCrop(size):
+    return lambda image: image.resize((size, size))
+
+def RandomHorizontalFlip():
+    return lambda image: image
+
+def PILToTensor():
+    return lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1)
+"""
+
+
+@pytest.fixture
+def torchvision(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let there be a torchvision that only workers import, unless the program itself does."""
+    folder = tmp_path_factory.mktemp("packages") / "torchvision"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "transforms.py").write_text(TORCHVISION)
+
+    def forget() -> dict[str, ModuleType]:
+        for cached in (imagenet.usual_transform, imagenet.usual_library):
+            cached.cache_clear()
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "torchvision"}
+
+    monkeypatch.syspath_prepend(folder.parent)
+    real = forget()
+    yield
+    forget()
+    sys.modules.update(real)
+
+
+@pytest.mark.usefixtures("torchvision")
 def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "imagenet.csv"
     table = imagenet.measure(imagenet.SMALL, "cpu", 1, tmp_path, file)
@@ -25,6 +69,7 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [row["value"] for row in rows] == [row["value"] for row in table.rows]
     found = {(row["what"], row["variant"]): float(row["value"]) for row in rows}
     assert found["training, epoch after epoch", "ours / DataLoader"] > 0
+    assert found["training, epoch after epoch", "DataLoader (torchvision), 1 workers"] > 0
     assert found["decoding", "ours / DataLoader"] > 0
     assert ("waiting for the images of a task", "task 3, decoded while the task before trained") in found
     assert sum(what == "memory" for what, _ in found) == imagenet.SMALL.tasks

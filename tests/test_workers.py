@@ -1,6 +1,7 @@
 """The processes of runs that share a GPU."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_a_server_of_our_own_is_started_and_ended(control):
     assert control.read_text().splitlines() == [f"-d  {pipe}", f"quit {pipe}"]
     assert not Path(pipe).exists()
     assert said == []
+
+
+def test_what_stops_the_group_of_a_grid_does_not_stop_the_server(control):
+    """Runs that save their state need it: `timeout` sends its signal to all processes of the group."""
+    script = Path(control.parent / workers.MPS_CONTROL)
+    asked = f"$({sys.executable} -c 'import os; print(os.getpgrp())')"
+    script.write_text(script.read_text().replace("$CUDA_MPS_PIPE_DIRECTORY", asked))
+    with mps(print, 4):
+        group = int(control.read_text().split()[1])
+    assert group != os.getpgrp()
 
 
 def test_the_server_sees_all_gpus_and_the_runs_those_that_were_chosen(control, monkeypatch):

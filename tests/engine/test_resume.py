@@ -219,6 +219,19 @@ def test_a_request_to_stop_ends_the_step_and_saves(
     outcome.check(expected)
 
 
+def test_one_request_may_come_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from `timeout`, which sends SIGTERM to the process and to its group."""
+    now = 100.0
+    monkeypatch.setattr("efcil.engine.interrupt.monotonic", lambda: now)
+    with StopRequest() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+        now += 2.0
+        with pytest.raises(KeyboardInterrupt, match="Run the same command again to resume"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 # The line of the last epoch is written before the statistics, that of the task after the tests.
 @pytest.mark.parametrize(
     ("events_later", "place"),

@@ -7,10 +7,14 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from time import monotonic
 from types import FrameType
 from typing import Any
 
 from efcil import ranks
+
+#: Seconds within which another SIGTERM is the same request: `timeout` sends it to the process, and to its group.
+SAME_REQUEST = 1.0
 
 
 class Interrupted(KeyboardInterrupt):
@@ -31,6 +35,7 @@ class StopRequest:
         self.first = first
         self.second = second
         self.requested = False
+        self._asked = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -54,8 +59,10 @@ class StopRequest:
             self.requested = True
             return
         if self.requested:
+            if number == signal.SIGTERM and monotonic() - self._asked < SAME_REQUEST:
+                return
             raise KeyboardInterrupt(self.second)
-        self.requested = True
+        self.requested, self._asked = True, monotonic()
         # The end of a task can take long on a CPU.
         self._say(f"\n{self.first}; a second request stops immediately.\n")
 

@@ -275,7 +275,10 @@ def mps(say: Callable[[str], None], slots: int) -> Iterator[dict[str, str]]:
         # The server must see all GPUs: otherwise the clients' GPU numbers would count only those that it sees.
         control = {name: value for name, value in environment.items() if name != VISIBLE}
         try:
-            subprocess.run([program, "-d"], env=control, check=True, capture_output=True, timeout=30)
+            # In a session of its own: what stops this process may stop its group, and runs that save need the server.
+            subprocess.run(
+                [program, "-d"], env=control, check=True, capture_output=True, timeout=30, start_new_session=True
+            )
         except (OSError, subprocess.SubprocessError) as error:
             say(f"{MPS_CONTROL} could not be started ({error}); the runs share the GPU by taking turns.")
             yield dict(os.environ)

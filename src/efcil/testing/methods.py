@@ -32,7 +32,7 @@ from efcil.errors import SettingsError, some
 from efcil.methods.base import Method, Plan, Traits
 from efcil.presets import load_preset, presets
 from efcil.resolution import load_config, resolve, to_yaml
-from efcil.settings import Settings, options
+from efcil.settings import Recipe, Settings, options
 from efcil.settings.options import Option
 from efcil.testing.compare import (
     State,
@@ -417,12 +417,7 @@ def check_stays_on_the_device(trial: Trial) -> None:
 def check_captured_steps_are_the_eager_ones(trial: Trial) -> None:
     """On a GPU, steps that are replayed as a CUDA graph do what steps one by one do."""
     # In one precision, on one path: what differs is when things happen, and a stale batch or rate would show.
-    eager = replace(PLAIN, device=torch.device("cuda", 0), half=True, fused=True)
-    for block in (4, feed_module.BLOCK):  # blocks of few steps prepare the next one beside the present one many times
-        with mock.patch.object(feed_module, "BLOCK", block), switches(eager, deterministic=False):
-            expected = _terms(trial, eager)
-            found = _terms(trial, replace(eager, captured=True))
-        _require_same_terms(found, expected, 0.05, 0.01)
+    require_same_captured(trial, SHORT)
 
 
 def check_bfloat16_is_about_float32(trial: Trial) -> None:
@@ -433,6 +428,16 @@ def check_bfloat16_is_about_float32(trial: Trial) -> None:
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def require_same_captured(trial: Trial, recipe: Recipe) -> None:
+    """Require that on a GPU captured steps by this recipe give the loss terms of eager ones."""
+    eager = replace(PLAIN, device=torch.device("cuda", 0), half=True, fused=True)
+    for block in (4, feed_module.BLOCK):  # blocks of few steps prepare the next one beside the present one many times
+        with mock.patch.object(feed_module, "BLOCK", block), switches(eager, deterministic=False):
+            expected = _terms(trial, eager, recipe)
+            found = _terms(trial, replace(eager, captured=True), recipe)
+        _require_same_terms(found, expected, 0.05, 0.01)
 
 
 def _traits(trial: Trial) -> Traits:
@@ -481,13 +486,13 @@ def _require_same_way(before: State, plain: State, fused: State) -> None:
             require(off <= float(allowed), f"{key} {far}.")
 
 
-def _terms(trial: Trial, execution: Execution) -> list[dict[str, float]]:
+def _terms(trial: Trial, execution: Execution, recipe: Recipe = SHORT) -> list[dict[str, float]]:
     """Return the loss terms of every epoch of the last task."""
     stream, terms = short_stream(), []
     with execution.stream():
         method = trial.reload(history(trial)[1][LAST - 1].state, execution)
         data = stream.images(LAST, execution)
-        trainer = lifecycle.begin_later(method, stream.tasks[LAST], data, fitting(method, SHORT), execution)
+        trainer = lifecycle.begin_later(method, stream.tasks[LAST], data, fitting(method, recipe), execution)
         trainer.run(on_epoch=lambda report: terms.append(report.terms))
         torch.cuda.synchronize()
     return terms
