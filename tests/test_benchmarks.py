@@ -13,6 +13,7 @@ import pytest
 
 from efcil import presets, studies
 from efcil.cli import main
+from efcil.runfolder import AGNOSTIC, AWARE, RunFolder
 from efcil.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,17 +75,56 @@ def test_runs_become_rows(runs: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     ]  # fmt: skip
     row = found["variants"][0]
     assert (row["dataset"], row["scenario"], row["precision"]) == ("digits", "cs5", "fp32")
-    assert row["A_step_per_task"].split()[-1] == row["A_step"]
     table = (tmp_path / "variants.md").read_text(encoding="utf-8")
     assert "| digits | cs5 | fetril+epochs=1 | 0 1 |" in table
+
+
+def test_a_row_has_what_the_accuracies_of_its_run_give(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = gather(runs, tmp_path, monkeypatch)["variants"][1]
+    (file,) = runs.glob("**/fetril+epochs=1/seed1/accuracy.csv")
+    with open(file, newline="", encoding="utf-8") as stream:
+        lines = list(csv.reader(stream))
+    seen, told = (
+        [[float(v) for v in values if v] for kind, _, *values in lines if kind == each] for each in (AGNOSTIC, AWARE)
+    )
+    steps, alone = ([sum(each) / len(each) for each in matrix] for matrix in (seen, told))  # tasks of equal size
+    lost = [max(line[task] for line in seen[task:-1]) - seen[-1][task] for task in range(4)]
+    expected = {
+        "A_step": steps[-1],
+        "A_inc": sum(steps) / 5,
+        "task_mean": steps[-1],
+        "forgetting": sum(lost) / 4,
+        "task_aware_A_step": alone[-1],
+    }
+    assert {name: row[name] for name in expected} == {name: f"{value:.2f}" for name, value in expected.items()}
+    assert row["A_step_per_task"] == " ".join(f"{value:.2f}" for value in steps)
+
+
+def test_a_run_whose_files_do_not_agree_is_left_out(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(runs, tmp_path / "runs")
+    (file,) = copy.glob("**/fetril+epochs=1/seed1/summary.json")
+    run = RunFolder(file.parent)
+    summary = run.read_summary()
+    run.write_summary({**summary, "A_inc": summary["A_inc"] + 1})
+    found = gather(copy, tmp_path, monkeypatch)["variants"]
+    assert [(row["method"], row["seed"]) for row in found] == [
+        ("fetril+epochs=1", "0"), ("fetril+similarity=cosine+epochs=1", "0"),
+    ]  # fmt: skip
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    assert len(said) == 1
+    assert "its A_inc is not what accuracy.csv gives" in said[0]
 
 
 def test_a_row_has_all_commits_that_made_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = shutil.copytree(runs, tmp_path / "runs")
     for file in copy.rglob("summary.json"):
-        summary = json.loads(file.read_text(encoding="utf-8"))
-        summary |= {"commit": "two", "uncommitted_changes": True, "earlier_commits": ["one"]}
-        file.write_text(json.dumps(summary), encoding="utf-8")
+        run = RunFolder(file.parent)
+        commits = {"commit": "two", "uncommitted_changes": True, "earlier_commits": ["one"]}
+        run.write_summary({**run.read_summary(), **commits})
     assert {row["commit"] for row in gather(copy, tmp_path, monkeypatch)["variants"]} == {"one two+changes"}
 
 
