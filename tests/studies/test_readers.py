@@ -45,7 +45,13 @@ def rows_of(result: Result, scenario: str) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize(
     ("ours", "mean", "std", "expected"),
-    [(43.0, 42.0, 0.1, True), (43.01, 42.0, 0.1, False), (44.9, 42.0, 3.0, True), (41.0, 42.0, None, True)],
+    [
+        (43.0, 42.0, 0.1, True),
+        (43.01, 42.0, 0.1, False),
+        (44.9, 42.0, 3.0, True),
+        (41.0, 42.0, None, True),
+        (32.02, 31.02, 0.1, True),
+    ],
 )
 def test_within_a_deviation_or_a_point(ours: float, mean: float, std: float | None, expected: bool) -> None:
     assert agrees(ours, PaperValue(mean, std, "1")) is expected
@@ -107,7 +113,9 @@ def test_seeds_of_other_images_are_not_compared() -> None:
     steps = {(name, seed): accuracy(step + seed) for name, step in (("EFC", 40.0), ("LwF", 30.0)) for seed in (0, 1)}
     values = measured("table1", {("cs10", *key): row for key, row in steps.items()})
     study = studies.load("table1").beside("EFC")
-    for name, seed, digest in (("EFC", 0, "a"), ("EFC", 1, "a"), ("LwF", 0, "a"), ("LwF", 1, "b")):
+    for name, seed, digest in (
+        ("EFC", 0, "a"), ("EFC", 1, "a"), ("EFC", 2, "a"), ("LwF", 0, "a"), ("LwF", 1, "b"), ("LwF", 3, "c"),
+    ):  # fmt: skip
         (cell,) = study.cells(["cifar100"], ["cs10"], [name])
         values.add("images", key_of(cell, seed), [{"images": digest}])
     result = conclude(study, study.cells(["cifar100"]), study.seeds, values, False)
@@ -170,7 +178,32 @@ def test_full_and_short_runs_never_mix() -> None:
 def test_ablations_say_whether_the_order_is_the_papers(without: float, words: str) -> None:
     values = {("cs10", "without update", 0): accuracy(without), ("cs10", "with update (EFC)", 0): accuracy(43.0)}
     text = result_of("prototype-update", measured("prototype-update", values)).text()
+    assert "order" not in result_of("prototype-update", measured("prototype-update", values), fast=True).text()
     assert f"{words} {'as' if without < 43 else 'than'} in the paper: CIFAR-100 cs10." in text
+
+
+@pytest.mark.parametrize("deviations", [(3.0, 0.5), (0.5, 3.0), (None, 3.0)])
+def test_rows_that_are_within_a_deviation_in_the_paper_have_no_order(deviations: tuple[float | None, float]) -> None:
+    names, found = ("without update", "with update (EFC)"), Measured()
+    for wide in (True, False):
+        given = [min(each or 0.5, 3.0 if wide else 0.5) for each in deviations]
+        theirs = {
+            ("cifar100", "cs10", name, "A_step"): PaperValue(mean, std, "")
+            for name, mean, std in zip(names, (40.0, 42.0), given, strict=True)
+        }
+        study = replace(studies.load("prototype-update"), published=theirs)
+        cells = study.cells(["cifar100"], ["cs10"])
+        for cell, step in zip(cells, (39.0, 43.0), strict=True):
+            found.add("accuracy", key_of(cell, 0), [accuracy(step)])
+        assert ("order" in conclude(study, cells, (0,), found, fast=False).text()) is not wide
+
+
+def test_a_run_is_known_once_all_of_its_measures_are() -> None:
+    found = measured("low-rank", {("ws10", "90 % of the variance", 0): accuracy(55.0)})
+    (cell,) = studies.load("low-rank").cells(["cifar100"], ["ws10"], ["90 % of the variance"])
+    assert found.has(["accuracy"], cell, 0)
+    assert not found.has(["accuracy", "components"], cell, 0)
+    assert not found.has(["accuracy"], cell, 1)
 
 
 def test_components_have_the_spread_over_classes() -> None:
@@ -200,7 +233,8 @@ def test_curves_have_a_band_over_seeds() -> None:
     figure = result.outcomes[0][1].figures["cifar100-cs10"]
     lwf, efc = figure.series
     assert (efc.label, list(efc.x), list(efc.y)) == ("EFC", [1, 2, 3], [85, 70, 45])
-    assert efc.low[1] == efc.high[1] == 70
+    assert efc.low == pytest.approx([85 - 50**0.5, 70, 45 - 50**0.5])
+    assert efc.high == pytest.approx([85 + 50**0.5, 70, 45 + 50**0.5])
     assert not lwf.low
     assert figure.limits == (0, 100)
     names = [variant.name for variant in studies.load("curves").runs]
