@@ -220,6 +220,18 @@ def test_components_have_the_spread_over_classes() -> None:
     assert list(missing([cell], [0, 4], values)) == ["CIFAR-100 ws10: 90 % of the variance (seed 4)"]
 
 
+def test_a_mean_that_is_not_over_all_seeds_of_its_row_is_named() -> None:
+    values = measured("low-rank", {("ws10", "90 % of the variance", seed): accuracy(55.0 + seed) for seed in (0, 1, 2)})
+    (cell,) = studies.load("low-rank").cells(["cifar100"], ["ws10"], ["90 % of the variance"])
+    for seed in (0, 2):
+        values.add("components", key_of(cell, seed), [{"components": "12", "components_std": "2", "commit": ""}])
+    result = result_of("low-rank", values)
+    assert rows_of(result, "ws10")["90 % of the variance"][0] == "0-2"
+    (table,) = result.outcomes[0][1].sheets
+    note = "CIFAR-100 ws10, 90 % of the variance: components is over seeds 0 2 alone."
+    assert [each for each in table.notes if "alone" in each] == [note]
+
+
 def test_curves_have_a_band_over_seeds() -> None:
     values = measured(
         "curves",
