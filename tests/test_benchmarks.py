@@ -192,6 +192,21 @@ def test_the_readme_and_the_pages_say_what_was_measured(tmp_path: Path) -> None:
         assert (collect.RESULTS / f"{name}.md").read_text(encoding="utf-8") == expected
 
 
+@pytest.mark.parametrize("name", ["cifar100", "variants"])
+def test_published_rows_agree_with_themselves(name: str) -> None:
+    """The accuracy after the last task is A_step, and the mean over tasks A_inc; both have two digits."""
+    rows = collect.read(collect.RESULTS / f"{name}.csv")
+    whole = [row for row in rows if row["A_inc"] and row["A_step_per_task"]]
+    assert len(whole) > len(rows) / 2
+    for row in whole:
+        steps = [float(word) for word in row["A_step_per_task"].split()]
+        found = (float(row["A_step"]), float(row["A_inc"]))
+        assert found == pytest.approx((steps[-1], sum(steps) / len(steps)), abs=0.0101), row
+        assert float(row["task_aware_A_step"]) >= float(row["A_step"]), row
+    keys = [tuple(row[column] for column in collect.KEY) for row in rows]
+    assert len(set(keys)) == len(keys)
+
+
 def test_the_readme_shows_six_rows() -> None:
     lines = collect.README.read_text(encoding="utf-8").splitlines()
     start = lines.index(collect.HEAD) + 2
