@@ -79,6 +79,19 @@ def test_a_method_that_hands_nothing_on_has_it_too(stream: Stream) -> None:
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
+def test_its_layers_begin_as_linear_layers_do(stream: Stream) -> None:
+    task = stream.tasks[LAST]
+    made, again, other = (
+        contrast.Contrast(stream.start("finetune"), each, 0.1) for each in (task, task, replace(task, seed=1))
+    )
+    first, last = made.layers[0], made.layers[-1]
+    assert (tuple(first.weight.shape), tuple(last.weight.shape)) == ((64, 64), (contrast.WIDTH, 64))
+    for name, value in made.named_parameters():
+        assert 0.9 / 8 < float(value.detach().abs().max()) <= 1 / 8, name
+        assert torch.equal(value, again.get_parameter(name))
+        assert not torch.equal(value, other.get_parameter(name))
+
+
 def test_the_weight_and_the_temperature_count(stream: Stream) -> None:
     def term(**values: Any) -> float:
         method = stream.learn(stream.start("finetune"), 1, replace(SHORT, epochs=0))
