@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import shutil
@@ -217,15 +218,40 @@ def test_the_table_has_the_best_first(tmp_path: Path) -> None:
     table = tmp_path / "results.md"
     table.write_text(f"# x\n\n{collect.HEAD}\n|---|\n| old |\n\nafter\n", encoding="utf-8")
     joint = [{**row, "A_step": "90", "A_inc": ""} for row in rows("joint", 0)]
-    collect.fill_table(table, rows("ewc", 0) + joint + rows("efc++", 3, 1))
+    collect.fill_table(table, rows("ewc", 0) + joint + rows("efc++", 10, 9))
     lines = table.read_text(encoding="utf-8").splitlines()
     assert lines[4:] == [
         "| cs10 | joint training | 0 | 90.00 | | - | |",
-        "| cs10 | EFC++ | 1 3 | 42.00 ± 1.41 | 47.52 ± 0.68 | 50.00 ± 0.00 | 61.57 |",
+        "| cs10 | EFC++ | 9 10 | 49.50 ± 0.71 | 47.52 ± 0.68 | 50.00 ± 0.00 | 61.57 |",
         "| cs10 | EWC | 0 | 40.00 | 31.17 ± 2.94 | 50.00 | 49.14 ± 1.28 |",
         "",
         "after",
     ]
+
+
+def test_new_rows_reach_the_results_and_all_pages(tmp_path: Path) -> None:
+    table = f"# x\n\n{collect.HEAD}\n|---|\n| old |\n\nafter\n"
+    for name, text in (("readme.md", table), ("table.md", table), ("pages/lwf.md", PAGE)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    options = argparse.Namespace(
+        results=tmp_path / "results", pages=tmp_path / "pages", table=tmp_path / "table.md",
+        readme=tmp_path / "readme.md", replace=False,
+    )  # fmt: skip
+    for seed in (1, 0):
+        collect.fill_all({"cifar100": [full(row) for row in rows("lwf", seed) + rows("efc", seed)]}, options)
+    assert [(row["method"], row["seed"]) for row in collect.read(options.results / "cifar100.csv")] == [
+        ("efc", "0"), ("efc", "1"), ("lwf", "0"), ("lwf", "1"),
+    ]  # fmt: skip
+    reached = "40.50 ± 0.71"
+    assert f"| CIFAR-100 | cs10 | 1.00 ± 0.50 | {reached} (2 seeds) |" in (options.pages / "lwf.md").read_text("utf-8")
+    assert options.table.read_text("utf-8").count(f"| 0 1 | {reached} |") == 2
+    assert options.readme.read_text("utf-8").count(f"| 0 1 | {reached} |") == 1, "it shows EFC, not LwF"
+    assert (options.results / "cifar100.md").read_text("utf-8").count(f"| 0 1 | {reached} |") == 2
+
+
+def test_what_was_not_measured_is_no_number() -> None:
+    assert [collect.number(value) for value in (None, float("nan"), 0.0, 12.345678)] == ["", "", "0.00", "12.35"]
 
 
 @pytest.mark.parametrize(
