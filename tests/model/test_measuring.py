@@ -311,6 +311,28 @@ def test_with_one_class_accuracy_says_nothing(digits: Any) -> None:
     assert said == ["accuracy was not measured: with one class, every answer is right"]
 
 
+def test_classes_that_differ_much_are_named_worst_first(frozen: Model) -> None:
+    visit = frozen.card.visits[0]
+    assert visit.measured is not None
+    found = dataclasses.replace(visit.measured, right=19, images=30, among=3)
+
+    def said(*counts: tuple[int, int]) -> list[str]:
+        classes = zip(frozen.card.classes[:3], counts, strict=True)
+        last = len(frozen.card.task_sizes) - 1
+        known = tuple(dataclasses.replace(each, right=right, measured=of, task=last) for each, (right, of) in classes)
+        card = dataclasses.replace(frozen.card, classes=known)
+        return measuring.in_words(card, dataclasses.replace(visit, measured=found, images=90))
+
+    first, second, *others = said((9, 10), (13, 20), (65, 100))
+    assert first == "accuracy on held-out images of these classes, among all 3 classes the model knows: 63% (19 of 30)"
+    assert second == "  by class: 1 65% (13 of 20), 2 65% (65 of 100), 0 90% (9 of 10)"
+    assert others == ["  25% of the images were held out and are not learned from; --held-out changes the share."]
+    assert not any("by class" in line for line in said((9, 10), (5, 7), (11, 13))), "they hardly differ"
+    nothing = said((9, 10), (10, 20), (0, 0))
+    assert nothing[1] == "  by class: 1 50% (10 of 20), 0 90% (9 of 10)"
+    assert nothing[-1] == "  Not measured, because they have fewer than 5 images each: 2."
+
+
 def test_a_frozen_network_keeps_what_every_visit_measured(frozen: Model) -> None:
     assert frozen.card.since_trained == frozen.card.visits
     assert frozen.held_out_closeness is not None
