@@ -109,7 +109,7 @@ def test_several_at_a_time_are_faster_together_but_none_is_faster_than_alone() -
     assert total(runs[:1], 5) == 100
 
 
-def leave_epochs(output: Path, settings: Settings, seconds: float, tasks: int = 2, epochs: int = 3) -> None:
+def leave_epochs(output: Path, settings: Settings, seconds: float, tasks: int = 2, epochs: int = 2) -> None:
     """Write what an unfinished run leaves: its settings and the lines of its epochs."""
     run = locate(output, settings)
     run.write_settings(settings)
@@ -166,7 +166,7 @@ def test_digits_have_a_time_once_they_were_trained_here(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_takes_what_is_left(tmp_path: Path) -> None:
-    leave_epochs(tmp_path, cifar(epochs=3), seconds=2.0, tasks=1)
+    leave_epochs(tmp_path, cifar(epochs=3), seconds=2.0, tasks=1, epochs=3)
     (whole,) = plan_runs([cifar(epochs=3, seed=1)], tmp_path, Times(tmp_path))
     (planned,) = plan_runs([cifar(epochs=3)], tmp_path, Times(tmp_path))
     assert (planned.state, whole.state) == ("unfinished", "to do")

@@ -6,14 +6,16 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from efcil import studies
 from efcil.errors import SettingsError
 from efcil.report.paper import PaperValue, agrees
+from efcil.runfolder import RunFolder
 from efcil.studies import sheet
-from efcil.studies.measures import Measured, key_of, merge_into
+from efcil.studies.measures import MEASURES, Measured, key_of, merge_into
 from efcil.studies.readers import elbow, seeds_in_words
 from efcil.studies.result import Result, conclude, missing, write
 from efcil.studies.sheet import Sheet
@@ -383,6 +385,44 @@ def test_times_of_runs_that_shared_a_card_are_not_averaged_with_others() -> None
     assert [row[3:] for row in table.rows] == [
         ("H200", "1", "0", "0.250", "0.100", "-"), ("H200", "5", "1 2", "0.250", "0.400", "-"),
     ]  # fmt: skip
+
+
+def test_what_is_read_of_a_run(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    # The first epoch of a task also prepares kernels; the end of the first task is no end of a later one.
+    for task, seconds, end in ((1, (100.0, 2.0, 4.0), 90.0), (2, (50.0, 1.0), 5.0), (3, (60.0, 3.0), 7.0)):
+        for epoch, each in enumerate(seconds, start=1):
+            run.append_metrics({"kind": "epoch", "task": task, "epoch": epoch, "seconds": each})
+        run.append_metrics({"kind": "task", "task": task, "seconds": {"statistics": end, "evaluation": 1.0}})
+    summary = {
+        "A_step": 41.23456, "A_inc": 50.0, "A_step_per_task": [80.0, 41.23456], "task_mean": 42.5, "forgetting": None,
+        "task_aware_A_step": 70.0, "data": "d" * 16, "stored": {"components": {"mean": 12.0, "std": 2.5}},
+        "hardware": {"cpu": "a processor", "gpus": ["a card, the first", "another"]}, "execution": {"device": "cuda"},
+        "commit": "0123456789", "command": "efcil run --jobs-per-gpu 5 --seed 0",
+    }  # fmt: skip
+
+    def of(name: str, **changes: Any) -> Any:
+        return MEASURES[name].of(run, {**summary, **changes})
+
+    assert of("accuracy") == [{"A_step": "41.2346", "A_inc": "50", "A_step_per_task": "80 41.2346"}]
+    assert of("accuracy", A_step_per_task=None)[0]["A_step_per_task"] == ""
+    assert of("tasks") == [{"task_mean": "42.5", "forgetting": "", "task_aware_A_step": "70"}]
+    assert of("images") == [{"images": "d" * 16}]
+    assert of("components") == [{"components": "12", "components_std": "2.5", "commit": "01234567"}]
+    assert of("components", stored={}) == of("images", data=None) == []
+    (timing,) = of("timing")
+    assert timing == {
+        "first_epoch": "3", "later_epoch": "2", "end_of_task": "6", "at_a_time": "5", "hardware": "a card, the first",
+        "commit": "01234567",
+    }  # fmt: skip
+    assert of("timing", execution={"device": "cpu"}, command="")[0] == {
+        **timing, "at_a_time": "1", "hardware": "a processor",
+    }  # fmt: skip
+    key = ("cifar100", "cs10", "efc", 0)
+    merge_into(tmp_path / "results" / "timing.csv", "timing", {key: [timing]})
+    found = Measured()
+    found.read_results(tmp_path / "results")
+    assert found.get("timing", key) == [timing]
 
 
 def test_results_files_are_recognised_by_their_columns(tmp_path: Path) -> None:
