@@ -505,6 +505,25 @@ class TestDifferences:
         assert rows["lwf"]["notes"].endswith("not paired: seed 3 (no run of finetune)")
 
 
+def test_rows_that_count_other_answers_as_right_are_not_ranked(tmp_path: Path) -> None:
+    def places(*labels: str) -> dict[str, str]:
+        runs = [
+            write_run(tmp_path / "-".join(labels), "digits", "cs5", each, 0, A_step=50.0 - n)
+            for n, each in enumerate(labels)
+        ]
+        return best_and_second(table(runs).rows, "A_step")
+
+    merged = ("efc+answers=merged", "lwf+answers=merged")
+    assert places(*merged) == {merged[0]: "best", merged[1]: "second"}
+    assert places("efc", "lwf") == {"efc": "best", "lwf": "second"}
+    assert places("efc", merged[1]) == places(merged[0], "lwf") == {}
+
+
+def test_held_out_images_come_after_test_images(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, "digits", "cs5", each, 0) for each in ("efc+held_out=0.1", "lwf")]
+    assert [group.held_out for group in table(runs).groups] == [None, "0.1"]
+
+
 def test_metrics_choose_columns(runs: Path) -> None:
     rows = table(find_runs([runs]))
     text = render(rows, "text", metrics=["task_mean"])
