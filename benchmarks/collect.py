@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ import reproduce  # beside this script
 import step_times
 from efcil import studies
 from efcil.environment import code_name
+from efcil.errors import EfcilError
 from efcil.report import PaperValue, paper_value
 from efcil.report.paper import agrees, published
 from efcil.resolution import label, scenario_name
@@ -66,8 +66,11 @@ OF_OTHER_PAPERS = {("cs10", "efc++"): ("47.52 ± 0.68", "61.57")}
 
 
 def row_of(run: RunFolder) -> dict[str, str]:
-    """Return the row of a finished run, under the name that the same command would have today."""
-    summary = json.loads(run.summary_file.read_text(encoding="utf-8"))
+    """Return the row of a finished run, under the name that the same command would have today.
+
+    A run whose files do not agree with each other is an error.
+    """
+    summary = run.verified_summary()
     settings = run.read_settings()
     execution, hardware = summary["execution"], summary["hardware"]
     last = code_name(summary["commit"], summary.get("uncommitted_changes"))
@@ -373,9 +376,16 @@ def main() -> None:
     if absent := [str(path) for path in options.runs if not path.exists()]:
         parser.error(f"{', '.join(absent)} does not exist")
     new: dict[str, list[dict[str, str]]] = {}
-    finished = [run for run in find_runs(options.runs) if run.summary_file.exists()]
-    for run in finished:
-        row = row_of(run)
+    finished = []
+    for run in find_runs(options.runs):
+        if not run.summary_file.exists():
+            continue
+        try:
+            row = row_of(run)
+        except EfcilError as error:
+            print(f"left out: {run.path}: {error}")
+            continue
+        finished.append(run)
         new.setdefault(file_of(row), []).append(row)
     if not options.runs:
         new = {name: [] for name in (*TITLES.values(), VARIANTS) if (options.results / f"{name}.csv").exists()}

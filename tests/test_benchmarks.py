@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 from efcil import presets, studies
 from efcil.cli import main
+from efcil.runfolder import AGNOSTIC, AWARE, RunFolder
 from efcil.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,17 +76,56 @@ def test_runs_become_rows(runs: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     ]  # fmt: skip
     row = found["variants"][0]
     assert (row["dataset"], row["scenario"], row["precision"]) == ("digits", "cs5", "fp32")
-    assert row["A_step_per_task"].split()[-1] == row["A_step"]
     table = (tmp_path / "variants.md").read_text(encoding="utf-8")
     assert "| digits | cs5 | fetril+epochs=1 | 0 1 |" in table
+
+
+def test_a_row_has_what_the_accuracies_of_its_run_give(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = gather(runs, tmp_path, monkeypatch)["variants"][1]
+    (file,) = runs.glob("**/fetril+epochs=1/seed1/accuracy.csv")
+    with open(file, newline="", encoding="utf-8") as stream:
+        lines = list(csv.reader(stream))
+    seen, told = (
+        [[float(v) for v in values if v] for kind, _, *values in lines if kind == each] for each in (AGNOSTIC, AWARE)
+    )
+    steps, alone = ([sum(each) / len(each) for each in matrix] for matrix in (seen, told))  # tasks of equal size
+    lost = [max(line[task] for line in seen[task:-1]) - seen[-1][task] for task in range(4)]
+    expected = {
+        "A_step": steps[-1],
+        "A_inc": sum(steps) / 5,
+        "task_mean": steps[-1],
+        "forgetting": sum(lost) / 4,
+        "task_aware_A_step": alone[-1],
+    }
+    assert {name: row[name] for name in expected} == {name: f"{value:.2f}" for name, value in expected.items()}
+    assert row["A_step_per_task"] == " ".join(f"{value:.2f}" for value in steps)
+
+
+def test_a_run_whose_files_do_not_agree_is_left_out(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(runs, tmp_path / "runs")
+    (file,) = copy.glob("**/fetril+epochs=1/seed1/summary.json")
+    run = RunFolder(file.parent)
+    summary = run.read_summary()
+    run.write_summary({**summary, "A_inc": summary["A_inc"] + 1})
+    found = gather(copy, tmp_path, monkeypatch)["variants"]
+    assert [(row["method"], row["seed"]) for row in found] == [
+        ("fetril+epochs=1", "0"), ("fetril+similarity=cosine+epochs=1", "0"),
+    ]  # fmt: skip
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    assert len(said) == 1
+    assert "its A_inc is not what accuracy.csv gives" in said[0]
 
 
 def test_a_row_has_all_commits_that_made_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = shutil.copytree(runs, tmp_path / "runs")
     for file in copy.rglob("summary.json"):
-        summary = json.loads(file.read_text(encoding="utf-8"))
-        summary |= {"commit": "two", "uncommitted_changes": True, "earlier_commits": ["one"]}
-        file.write_text(json.dumps(summary), encoding="utf-8")
+        run = RunFolder(file.parent)
+        commits = {"commit": "two", "uncommitted_changes": True, "earlier_commits": ["one"]}
+        run.write_summary({**run.read_summary(), **commits})
     assert {row["commit"] for row in gather(copy, tmp_path, monkeypatch)["variants"]} == {"one two+changes"}
 
 
@@ -152,6 +193,21 @@ def test_the_readme_and_the_pages_say_what_was_measured(tmp_path: Path) -> None:
         assert (collect.RESULTS / f"{name}.md").read_text(encoding="utf-8") == expected
 
 
+@pytest.mark.parametrize("name", ["cifar100", "variants"])
+def test_published_rows_agree_with_themselves(name: str) -> None:
+    """The accuracy after the last task is A_step, and the mean over tasks A_inc; both have two digits."""
+    rows = collect.read(collect.RESULTS / f"{name}.csv")
+    whole = [row for row in rows if row["A_inc"] and row["A_step_per_task"]]
+    assert len(whole) > len(rows) / 2
+    for row in whole:
+        steps = [float(word) for word in row["A_step_per_task"].split()]
+        found = (float(row["A_step"]), float(row["A_inc"]))
+        assert found == pytest.approx((steps[-1], sum(steps) / len(steps)), abs=0.0101), row
+        assert float(row["task_aware_A_step"]) >= float(row["A_step"]), row
+    keys = [tuple(row[column] for column in collect.KEY) for row in rows]
+    assert len(set(keys)) == len(keys)
+
+
 def test_the_readme_shows_six_rows() -> None:
     lines = collect.README.read_text(encoding="utf-8").splitlines()
     start = lines.index(collect.HEAD) + 2
@@ -162,15 +218,40 @@ def test_the_table_has_the_best_first(tmp_path: Path) -> None:
     table = tmp_path / "results.md"
     table.write_text(f"# x\n\n{collect.HEAD}\n|---|\n| old |\n\nafter\n", encoding="utf-8")
     joint = [{**row, "A_step": "90", "A_inc": ""} for row in rows("joint", 0)]
-    collect.fill_table(table, rows("ewc", 0) + joint + rows("efc++", 3, 1))
+    collect.fill_table(table, rows("ewc", 0) + joint + rows("efc++", 10, 9))
     lines = table.read_text(encoding="utf-8").splitlines()
     assert lines[4:] == [
         "| cs10 | joint training | 0 | 90.00 | | - | |",
-        "| cs10 | EFC++ | 1 3 | 42.00 ± 1.41 | 47.52 ± 0.68 | 50.00 ± 0.00 | 61.57 |",
+        "| cs10 | EFC++ | 9 10 | 49.50 ± 0.71 | 47.52 ± 0.68 | 50.00 ± 0.00 | 61.57 |",
         "| cs10 | EWC | 0 | 40.00 | 31.17 ± 2.94 | 50.00 | 49.14 ± 1.28 |",
         "",
         "after",
     ]
+
+
+def test_new_rows_reach_the_results_and_all_pages(tmp_path: Path) -> None:
+    table = f"# x\n\n{collect.HEAD}\n|---|\n| old |\n\nafter\n"
+    for name, text in (("readme.md", table), ("table.md", table), ("pages/lwf.md", PAGE)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    options = argparse.Namespace(
+        results=tmp_path / "results", pages=tmp_path / "pages", table=tmp_path / "table.md",
+        readme=tmp_path / "readme.md", replace=False,
+    )  # fmt: skip
+    for seed in (1, 0):
+        collect.fill_all({"cifar100": [full(row) for row in rows("lwf", seed) + rows("efc", seed)]}, options)
+    assert [(row["method"], row["seed"]) for row in collect.read(options.results / "cifar100.csv")] == [
+        ("efc", "0"), ("efc", "1"), ("lwf", "0"), ("lwf", "1"),
+    ]  # fmt: skip
+    reached = "40.50 ± 0.71"
+    assert f"| CIFAR-100 | cs10 | 1.00 ± 0.50 | {reached} (2 seeds) |" in (options.pages / "lwf.md").read_text("utf-8")
+    assert options.table.read_text("utf-8").count(f"| 0 1 | {reached} |") == 2
+    assert options.readme.read_text("utf-8").count(f"| 0 1 | {reached} |") == 1, "it shows EFC, not LwF"
+    assert (options.results / "cifar100.md").read_text("utf-8").count(f"| 0 1 | {reached} |") == 2
+
+
+def test_what_was_not_measured_is_no_number() -> None:
+    assert [collect.number(value) for value in (None, float("nan"), 0.0, 12.345678)] == ["", "", "0.00", "12.35"]
 
 
 @pytest.mark.parametrize(

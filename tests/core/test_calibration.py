@@ -24,6 +24,34 @@ def found(*parts: tuple[np.ndarray, np.ndarray]) -> float:
     return calibration.temperature([each for each in known if each is not None])
 
 
+def test_softmax_by_hand() -> None:
+    scores = [[1.0, 2.0, 4.0], [10.0, -3.0, 0.0]]
+    for temperature, found in (
+        (1.0, calibration.softmax(np.array(scores))),
+        (2.5, calibration.softmax(np.array(scores), 2.5)),
+    ):
+        for row, chances in zip(scores, found, strict=True):
+            powers = [math.exp(score / temperature) for score in row]
+            assert chances == pytest.approx([power / sum(powers) for power in powers])
+
+
+def test_the_curve_is_minus_the_log_likelihood_of_the_true_class_and_in_part_of_the_best_wrong_one() -> None:
+    scores = [2.0, 3.0, -1.0]
+    known = calibration.likelihood(np.array([scores]), np.array([0]), doubt=0.25)
+    assert known is not None
+    assert known.images == 1
+    for logarithm, cost in zip(calibration.GRID, known.curve, strict=True):
+        scaled = [score / math.exp(logarithm) for score in scores]
+        total = max(scaled) + math.log(sum(math.exp(each - max(scaled)) for each in scaled))
+        assert cost == pytest.approx(0.8 * (total - scaled[0]) + 0.2 * (total - scaled[1]), rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.parametrize("best", [-9.4, 0.3, 11.4])
+def test_between_the_temperatures_that_are_compared_the_parabola_is_exact(best: float) -> None:
+    part = calibration.Likelihood(1, tuple((logarithm - best) ** 2 for logarithm in calibration.GRID))
+    assert calibration.temperature([part]) == pytest.approx(math.exp(best))
+
+
 @pytest.mark.parametrize("temperature", [0.01, 0.7, 1.0, 30.0, 5000.0])
 def test_the_true_temperature_is_found(temperature: float) -> None:
     assert found(drawn(temperature)) == pytest.approx(temperature, rel=0.1)

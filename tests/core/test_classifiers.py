@@ -272,3 +272,8 @@ def test_what_is_possible_follows_from_what_is_kept() -> None:
         classifiers.check("mahalonobis", "efc", ("means",))
     with pytest.raises(SettingsError, match="covariances"):
         classifiers.bayes(ClassStatistics(torch.zeros(2, 3)))
+
+
+def test_the_entropy_is_the_mean_over_features() -> None:
+    scores = torch.log(torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0, 0.0]]).clamp(min=1e-30))
+    assert classifiers.entropy(scores) == pytest.approx((2 + 1) / 2 * 0.6931471805599453)

@@ -128,3 +128,12 @@ def test_cosine_scores_depend_on_directions_alone() -> None:
             cosine = torch.nn.functional.cosine_similarity(features[row], weight[place], dim=0)
             torch.testing.assert_close(scores[row, place], 3.0 * cosine)
     torch.testing.assert_close(heads.cosine_logits(7.0 * features, 0.1 * weight, torch.tensor([3.0])), scores)
+
+
+def test_untrained_rows_fill_the_range_of_a_linear_layer() -> None:
+    rows = heads.new_rows(400, 16, torch.Generator().manual_seed(0))
+    assert rows.shape == (400, 16)
+    assert 0.249 < float(rows.max()) <= 0.25
+    assert -0.25 <= float(rows.min()) < -0.249
+    layer = torch.nn.Linear(16, 400)
+    assert float(rows.std()) == pytest.approx(float(layer.weight.detach().std()), rel=0.03)

@@ -64,6 +64,21 @@ def test_noise_and_change_are_those_of_a_case_worked_out() -> None:
     assert found[1].change == 0.0
 
 
+def test_classes_that_share_an_answer_count_together() -> None:
+    """Scores x, -x and 0: the answer of the last class has the probability 1 / (1 + 2 cosh x)."""
+    heads = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])
+    matrix, answers = torch.diag(torch.tensor([2.0, 0.0])), torch.tensor([0, 0, 1])
+    point, label = torch.tensor([[0.3, 7.0]]), torch.tensor([1])
+    found = perturb(point, label, heads, matrix, [0.5], random(3), answers=answers)
+    drawn = float(torch.randn(1, 2, generator=random(3), dtype=torch.float64)[0, 0])
+    before, after = (1.0 / (1.0 + 2.0 * math.cosh(x)) for x in (0.3, 0.3 + 0.5 * drawn))
+    assert found[0].change == pytest.approx(abs(after - before))
+    assert (found[0].unperturbed, found[1].accuracy) == (100.0, 100.0), "the class beside it has the same answer"
+    (alone, _) = perturb(point, label, heads, matrix, [0.5], random(3))
+    assert alone.unperturbed == 0.0
+    assert alone.change > found[0].change
+
+
 def test_a_result_does_not_depend_on_the_others(
     case: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:

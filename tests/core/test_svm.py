@@ -75,6 +75,14 @@ def test_whole_newton_steps_would_go_round_in_circles_here() -> None:
     assert_no_gradient(svm.fit(rows, labels, 2, cost=100.0, tolerance=1e-10), rows, labels, 100.0)
 
 
+def test_every_machine_has_the_longest_step_that_lowers_its_own_objective() -> None:
+    """The second machine has a row outside its margin that whole steps would bring far inside."""
+    slack = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    change = torch.tensor([[-1.0, -1.0], [0.0, 10.0]])
+    weight, step, slope = torch.zeros(2, 1), torch.full((2, 1), 0.1), torch.full((2, 1), -20.0)
+    assert svm._line_search(weight, step, slope, slack, change, 1.0).tolist() == [1.0, 0.125]
+
+
 def test_conjugate_gradients_need_as_many_steps_as_there_are_unknowns() -> None:
     root = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double()
     matrix, right, calls = root @ root.T + 0.01 * torch.eye(5), torch.ones(1, 5).double(), 0

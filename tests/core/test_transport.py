@@ -77,6 +77,17 @@ def test_directions_without_images_are_left_alone() -> None:
     torch.testing.assert_close(found.matrix, torch.diag(torch.tensor([2.0, 2, 2, 1, 1], dtype=torch.float64)))
 
 
+def test_with_fewer_images_than_features_only_the_directions_that_they_have_change() -> None:
+    matrix, shift = affine(12)
+    before = 2.0 + noise(5, 12)
+    found = ridge_map(before, before @ matrix.T + shift, 0.0)
+    inside = torch.linalg.qr((before - before.mean(dim=0)).T)[0][:, :4]
+    torch.testing.assert_close(found.matrix @ inside, matrix @ inside)
+    outside = noise(12, 3, seed=6)
+    outside = outside - inside @ (inside.T @ outside)
+    torch.testing.assert_close(found.matrix @ outside, outside)
+
+
 def test_without_intercept_the_origin_stays() -> None:
     matrix, _ = affine()
     before = 3.0 + noise(200, 6)

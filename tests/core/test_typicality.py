@@ -56,6 +56,13 @@ def test_few_images_reject_more_carefully() -> None:
     assert typicality.share_as_untypical(low, few)[0] > 0.05 > typicality.share_as_untypical(low, many)[0]
 
 
+def test_the_share_is_that_of_the_prediction_interval_in_a_textbook() -> None:
+    # One in twenty lies below -2.353363 in Student's distribution with three degrees of freedom.
+    low = 0.7 - 2.353363 * 0.1 * (1 + 1 / 4) ** 0.5
+    shares = typicality.share_as_untypical(np.array([low, 0.7]), Spread(4, 0.7, 0.01))
+    assert shares == pytest.approx([0.05, 0.5])
+
+
 def test_spreads_pool_to_that_of_all_images() -> None:
     values = np.random.default_rng(0).normal(0.6, 0.1, 90)
     parts = [typicality.spread_of(part) for part in (values[:10], values[10:40], values[40:])]

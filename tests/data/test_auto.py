@@ -1,5 +1,6 @@
 """AutoAugment in batches against Pillow, image by image."""
 
+import hashlib
 import random
 
 import numpy as np
@@ -85,6 +86,27 @@ def test_tables_are_whole():
     assert strength("translate-x", LEVELS - 1, False, 331) == pytest.approx(150)
     assert strength("rotate", LEVELS - 1, True, 32) == -30
     assert [strength("posterise", level, False, 32) for level in range(LEVELS)] == [8, 8, 7, 7, 6, 6, 5, 5, 4, 4]
+
+
+@pytest.mark.parametrize(("policy", "digest"), [("cifar", "3b6a365f5ecbf9ff"), ("imagenet", "996e160855be4c05")])
+def test_the_tables_are_those_of_torchvision(policy, digest):
+    """By the digest of its own tables; of an operation without a strength, the level is left out."""
+    weak = ("invert", "equalise", "auto-contrast")
+    steps = [[(name, tenths, "-" if name in weak else level) for name, tenths, level in p] for p in POLICIES[policy]]
+    lines = [" ".join(str(each) for step in pair for each in step) for pair in steps]
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == digest
+
+
+def test_the_strongest_are_those_of_the_paper_and_the_weakest_change_nothing():
+    levels = {name: [strength(name, level, False, 331) for level in range(LEVELS)] for name in OPERATIONS}
+    most = {"shear-x": 0.3, "shear-y": 0.3, "translate-x": 150, "translate-y": 150, "rotate": 30, "solarise": 0}
+    most |= dict.fromkeys(("brightness", "colour", "contrast", "sharpness"), 1.9) | {"posterise": 4}
+    for name, strongest in most.items():
+        nothing = {"solarise": 256, "posterise": 8}.get(name, 0 if strongest != 1.9 else 1)
+        expected = np.linspace(nothing, strongest, 10)
+        assert levels[name] == pytest.approx(np.round(expected) if name == "posterise" else expected), name
+        mirrored = strength(name, LEVELS - 1, True, 331)
+        assert mirrored == pytest.approx(strongest if name in ("solarise", "posterise") else 2 * nothing - strongest)
 
 
 def test_the_factor_of_brightness_is_within_its_limits():

@@ -11,7 +11,7 @@ import torch
 from efcil import methods
 from efcil.core.losses import supervised_contrast
 from efcil.core.rotation import rotate_batch
-from efcil.engine import contrast, lifecycle
+from efcil.engine import contrast, lifecycle, mixed, rotated
 from efcil.engine.checkpoint import training_tensors
 from efcil.methods.base import Batch, Method, Terms
 from efcil.methods.finetune import FineTune
@@ -77,6 +77,29 @@ def test_a_method_that_hands_nothing_on_has_it_too(stream: Stream) -> None:
     ]
     assert found[0]["contrast"] > 0
     assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("term", [contrast, mixed, rotated])
+def test_a_later_task_has_a_term_only_where_the_method_allows_it(stream: Stream, term: Any) -> None:
+    recipe = replace(CONTRAST, rotations=True, mixing=1)
+    for allowed in (True, False):
+        method = stream.start("finetune")
+        method.extra_terms = allowed
+        assert (term.attach(method, stream.tasks[LAST], recipe) is not None) == allowed
+    assert term.attach(stream.start("finetune"), stream.tasks[LAST], SHORT) is None, "nobody asked"
+
+
+def test_its_layers_begin_as_linear_layers_do(stream: Stream) -> None:
+    task = stream.tasks[LAST]
+    made, again, other = (
+        contrast.Contrast(stream.start("finetune"), each, 0.1) for each in (task, task, replace(task, seed=1))
+    )
+    first, last = made.layers[0], made.layers[-1]
+    assert (tuple(first.weight.shape), tuple(last.weight.shape)) == ((64, 64), (contrast.WIDTH, 64))
+    for name, value in made.named_parameters():
+        assert 0.9 / 8 < float(value.detach().abs().max()) <= 1 / 8, name
+        assert torch.equal(value, again.get_parameter(name))
+        assert not torch.equal(value, other.get_parameter(name))
 
 
 def test_the_weight_and_the_temperature_count(stream: Stream) -> None:

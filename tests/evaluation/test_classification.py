@@ -112,6 +112,8 @@ def test_calibration_by_hand() -> None:
     counts = [each.images for each in found.bins]
     # The upper end belongs to a bin: 0.9 lies in 0.8 to 0.9, and 0.1 in 0 to 0.1.
     assert counts == [1, 0, 0, 1, 0, 0, 0, 0, 2, 2]
+    ends = [(each.low, each.high) for each in found.bins]
+    assert ends == [(place / 10, (place + 1) / 10) for place in range(10)]
     assert (found.bins[8].accuracy, found.bins[8].confidence) == (0.5, pytest.approx(0.875))
     assert found.bins[1].accuracy is None
     assert found.bins[1].confidence is None

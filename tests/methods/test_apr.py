@@ -107,6 +107,24 @@ def test_pseudo_old_images_are_where_old_classes_were(stream: Stream) -> None:
     assert still["images"].shape == (3, 16, 8, 8, 3)
 
 
+def test_targets_are_means_with_noise_of_the_mean_deviation_of_all_classes(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, seen = begun(stream, noise=1e-3, pseudo_batch=64), []
+    towards = attack.towards
+    monkeypatch.setattr(attack, "towards", lambda *given, **named: (seen.append(given[2]), towards(*given, **named))[1])
+    with torch.no_grad():
+        method.draw(Plan(8, SHORT.batch_size, torch.full((8,), SHORT.batch_size)), torch.Generator().manual_seed(0))
+    (targets,) = seen
+    means = method.memory.means
+    nearest = torch.cdist(targets, means).argmin(dim=1)
+    assert len(nearest.unique()) == len(means)
+    noise = targets.double() - means[nearest].double()
+    deviation = 1e-3 * torch.stack([each.diagonal() for each in method.memory.covariances]).mean().sqrt()
+    assert float(noise.square().mean().sqrt()) == pytest.approx(float(deviation), rel=0.05)
+    assert float(noise.abs().max()) < 6 * float(deviation)
+
+
 def test_every_source_is_used_before_one_is_used_again(stream: Stream) -> None:
     method = begun(stream, attack_steps=0, pseudo_batch=12)
     assert method._sources is not None

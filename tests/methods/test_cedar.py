@@ -149,15 +149,16 @@ def test_a_task_is_resumed_to_the_bit_where_images_are_used_again(settings: dict
     assert_equal(clone(pieces.state_dict()), clone(whole.state_dict()))
 
 
-def test_transport_is_fitted_on_all_views_and_on_pseudo_old_images() -> None:
-    stream, method = learned()
+@pytest.mark.parametrize("on_pseudo_old", [True, False])
+def test_transport_is_fitted_on_all_views_and_on_pseudo_old_images(on_pseudo_old: bool) -> None:
+    stream, method = learned(pseudo_old_transport=on_pseudo_old)
     stream.train(method, LAST, SHORT)
     data = stream.data[LAST]
     before = [method.before_and_after(data, index) for index in range(3)]
     with torch.no_grad():
         made = [(old, method.network.features(x)) for index in range(3) for x, old in method._made_of(data, index)]
-        pairs = [torch.cat(side) for side in zip(*before, *made, strict=True)]
-        assert len(pairs[0]) == 6 * len(data)
+        pairs = [torch.cat(side) for side in zip(*before, *(made if on_pseudo_old else ()), strict=True)]
+        assert len(pairs[0]) == (6 if on_pseudo_old else 3) * len(data)
         by = transport.ridge_map(*pairs, 0.01)
         expected = by.points(method.memory.means), by.covariances(method.memory.covariances, residual=True)
         method._follow_drift(data)
@@ -168,6 +169,8 @@ def test_transport_is_fitted_on_all_views_and_on_pseudo_old_images() -> None:
 @pytest.mark.parametrize("maps", ["one", "shift", "class"])
 def test_transport_variants_move_the_classes_by_their_own_maps(maps: str) -> None:
     settings = {"transport_maps": maps, "transport_ridge": "whitened", "drift_ridge": 0.1}
+    if maps != "one":
+        settings |= {"transport_temperature": 0.7, "transport_pull": 5.0}
     stream, method = learned(**settings, pseudo_old_per_class=25)
     stream.train(method, LAST, SHORT)
     data, classes = stream.data[LAST], len(method.memory.means)
@@ -181,7 +184,8 @@ def test_transport_variants_move_the_classes_by_their_own_maps(maps: str) -> Non
         common = transport.ridge_map(before, after, 0.1, metric=metric)
         each = [common] * classes
         if maps != "one":
-            each = list(class_maps(before, after, common, statistics, only_shift=maps == "shift"))
+            asked = {"temperature": 0.7, "pull": 5.0, "only_shift": maps == "shift"}
+            each = list(class_maps(before, after, common, statistics, **asked))
         covariances, which = statistics.spread()
         covariances = covariances.clone()
         method._follow_drift(data)
@@ -198,6 +202,21 @@ def test_pseudo_old_images_of_every_class_are_chosen_near_it() -> None:
         choice = method._choose(features, torch.Generator().manual_seed(0), per_class=3)
     nearest = torch.cdist(features, method.memory.means).argmin(dim=0)
     assert sorted(choice.sources.tolist()) == sorted(nearest.repeat(3).tolist())
+
+
+@pytest.mark.parametrize("per_class", [0, 4])
+def test_the_pieces_that_images_are_rendered_in_do_not_matter(per_class: int) -> None:
+    stream, method = begun(attack_length=0.0)  # so that every image is the one that it is made of
+    data, found = stream.images(LAST), []
+    for size in (len(data), 10):
+        data.chunk_size = lambda size=size: size  # type: ignore[misc]
+        with torch.no_grad():
+            made, features = (torch.cat(side) for side in zip(*method._made_of(data, 0, per_class), strict=True))
+        torch.testing.assert_close(features, method.old_network.features(made).detach())
+        found.append(made.flatten(1).unique(dim=0, return_counts=True))
+    assert int(found[0][1].sum()) == (per_class * 5 or len(data))
+    for whole, parts in zip(*found, strict=True):
+        assert torch.equal(whole, parts)
 
 
 @pytest.mark.parametrize("on", ["gaussians", "pseudo-old"])

@@ -43,6 +43,16 @@ def test_loss_row_by_row() -> None:
     torch.testing.assert_close(terms["replay"], functional.cross_entropy(rows[counted], labels[counted]))
 
 
+@pytest.mark.parametrize("loss", ["prace", "symmetric"])
+def test_plain_feature_distillation_has_a_weight_of_its_own(loss: str) -> None:
+    method = begun(regulariser="features", feature_weight=2.5, efm_weight=4.0, damping=0.3, loss=loss)
+    batch = short_stream().batch(method, 2, step=2)
+    features = method.network.features(batch.images[: batch.size])
+    moved = (features - batch.frozen["features"][: batch.size]).square().sum(dim=1).mean()
+    assert float(moved.detach()) > 0
+    torch.testing.assert_close(method.loss(batch)["drift"], 2.5 * moved, rtol=1e-4, atol=1e-6)
+
+
 def test_symmetric_loss_row_by_row() -> None:
     method = begun(loss="symmetric", symmetric_weight=2.5, efm_weight=4.0, damping=0.3)
     batch = short_stream().batch(method, 2)

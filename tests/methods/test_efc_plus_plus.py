@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from checks import SHORT, Stream, assert_equal, clone, short_stream
+from checks import FUSED, PLAIN, SHORT, Stream, assert_equal, clone, short_stream
 from torch.nn import functional
 
 from efcil.core import drift
+from efcil.engine.execution import Execution
 from efcil.errors import TrainingError
 from efcil.methods import efc_plus_plus
 from efcil.methods.base import Method
@@ -34,13 +36,14 @@ def test_loss_by_hand() -> None:
     torch.testing.assert_close(terms["current"], functional.cross_entropy(logits, batch.labels - 5))
 
 
-def test_old_heads_change_by_rebalancing_only_and_the_backbone_not_at_all() -> None:
+@pytest.mark.parametrize("execution", [PLAIN, FUSED])
+def test_old_heads_change_by_rebalancing_only_and_the_backbone_not_at_all(execution: Execution) -> None:
     stream = short_stream()
     method = stream.make("efc++", rebalance_epochs=3)
     before = head_states(method)
     stream.end(method, 0)
     assert torch.equal(method.network.heads[0], before[0]), "There is nothing to balance after the first task."
-    stream.train(method, 1, SHORT)
+    stream.train(method, 1, replace(SHORT, weight_decay=0.1), execution)
     assert torch.equal(method.network.heads[0], before[0]), "Weight decay must not reach the old heads."
     after_training, backbone = head_states(method), clone(method.network.backbone.state_dict())
     stream.end(method, 1)

@@ -88,11 +88,11 @@ def card(model: Model, *, trains: bool) -> Card:
 
 
 def test_a_plan_depends_on_seed_and_names_alone(frozen: Model) -> None:
-    places = np.repeat([0, 1, 2], [40, 7, 4])
+    places = np.repeat([0, 1, 2], [40, 5, 4])
     once, again = (measuring.plan(card(frozen, trains=True), ["a", "b", "c"], places, None) for _ in range(2))
     assert [rows.tolist() for rows in once.parts] == [rows.tolist() for rows in again.parts]
     assert np.bincount(places[once.parts[0]], minlength=3).tolist() == [4, 1, 0]
-    assert sorted([*once.learned, *once.parts[0]]) == list(range(51))
+    assert sorted([*once.learned, *once.parts[0]]) == list(range(49))
     other = measuring.plan(card(frozen, trains=True), ["z", "b", "c"], places, None)
     assert other.parts[0].tolist() != once.parts[0].tolist()
 
@@ -309,6 +309,28 @@ def test_with_one_class_accuracy_says_nothing(digits: Any) -> None:
     model = taught(digits, "lda", (0,), held_out=0.5)
     said = measuring.in_words(model.card, model.card.visits[0])
     assert said == ["accuracy was not measured: with one class, every answer is right"]
+
+
+def test_classes_that_differ_much_are_named_worst_first(frozen: Model) -> None:
+    visit = frozen.card.visits[0]
+    assert visit.measured is not None
+    found = dataclasses.replace(visit.measured, right=19, images=30, among=3)
+
+    def said(*counts: tuple[int, int]) -> list[str]:
+        classes = zip(frozen.card.classes[:3], counts, strict=True)
+        last = len(frozen.card.task_sizes) - 1
+        known = tuple(dataclasses.replace(each, right=right, measured=of, task=last) for each, (right, of) in classes)
+        card = dataclasses.replace(frozen.card, classes=known)
+        return measuring.in_words(card, dataclasses.replace(visit, measured=found, images=90))
+
+    first, second, *others = said((9, 10), (13, 20), (65, 100))
+    assert first == "accuracy on held-out images of these classes, among all 3 classes the model knows: 63% (19 of 30)"
+    assert second == "  by class: 1 65% (13 of 20), 2 65% (65 of 100), 0 90% (9 of 10)"
+    assert others == ["  25% of the images were held out and are not learned from; --held-out changes the share."]
+    assert not any("by class" in line for line in said((9, 10), (5, 7), (11, 13))), "they hardly differ"
+    nothing = said((9, 10), (10, 20), (0, 0))
+    assert nothing[1] == "  by class: 1 50% (10 of 20), 0 90% (9 of 10)"
+    assert nothing[-1] == "  Not measured, because they have fewer than 5 images each: 2."
 
 
 def test_a_frozen_network_keeps_what_every_visit_measured(frozen: Model) -> None:

@@ -72,6 +72,7 @@ def test_rows_group_seeds(runs: Path) -> None:
     assert efc.ours["A_step"].mean == pytest.approx(42.0)
     assert efc.ours["A_step"].std == pytest.approx(statistics.stdev([40, 41, 45])) == pytest.approx(math.sqrt(7))
     assert efc.ours["seconds"].mean == pytest.approx(300.0)
+    assert efc.ours["stored"].mean == pytest.approx(2.0), "megabytes"
     assert rows[1].ours["A_step"].std is None
     assert "forgetting" not in rows[2].ours
 
@@ -459,6 +460,7 @@ class TestDifferences:
             reference = self.compare(tmp_path, name).reference
             assert reference is not None
             assert reference.label == "efc+epochs=2+weight=2"
+        assert self.compare(tmp_path, "efc+epochs=2+weight=2").name == "efc, weight=2"
         assert self.compare(tmp_path, "lwf").name == "lwf"
         with pytest.raises(EfcilError, match="Name one of them: 'efc, weight=1', 'efc, weight=2'"):
             self.compare(tmp_path, "efc")
@@ -478,6 +480,22 @@ class TestDifferences:
         assert "not paired: seed 3 (no run of finetune)" in text
         assert "standard error" not in plain
 
+    def test_latex_has_a_line_for_every_row_that_is_paired(self, written: Path) -> None:
+        self.write(written, "pass", 7, 20.0)
+        text = render(against(table(find_runs([written])), "finetune"), "latex", ["A_step"])
+        lines = text[text.index("% Differences") :].splitlines()
+        assert lines[1:10] == [
+            r"\begin{tabular}{llllc}",
+            r"\toprule",
+            r"Scenario & Method & Difference from & Seeds & $A_{\mathrm{step}}$ \\",
+            r"\midrule",
+            r"cs5 & efc & finetune & 0 1 2 & $+2.00$ {\scriptsize $\pm$ 0.58} \\",
+            r"cs5 & lwf & finetune & 2 & $-0.50$ \\",
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+
     def test_csv_has_columns_of_them(self, written: Path) -> None:
         found = against(table(find_runs([written])), "finetune")
         rows = {row["method"]: row for row in csv.DictReader(io.StringIO(render(found, "csv")))}
@@ -485,6 +503,25 @@ class TestDifferences:
         assert [efc[f"A_step_difference_{part}"] for part in ("mean", "error", "n")] == ["2.0000", "0.5774", "3"]
         assert (efc["against"], efc["paired_seeds"], rows["finetune"]["against"]) == ("finetune", "0 1 2", "")
         assert rows["lwf"]["notes"].endswith("not paired: seed 3 (no run of finetune)")
+
+
+def test_rows_that_count_other_answers_as_right_are_not_ranked(tmp_path: Path) -> None:
+    def places(*labels: str) -> dict[str, str]:
+        runs = [
+            write_run(tmp_path / "-".join(labels), "digits", "cs5", each, 0, A_step=50.0 - n)
+            for n, each in enumerate(labels)
+        ]
+        return best_and_second(table(runs).rows, "A_step")
+
+    merged = ("efc+answers=merged", "lwf+answers=merged")
+    assert places(*merged) == {merged[0]: "best", merged[1]: "second"}
+    assert places("efc", "lwf") == {"efc": "best", "lwf": "second"}
+    assert places("efc", merged[1]) == places(merged[0], "lwf") == {}
+
+
+def test_held_out_images_come_after_test_images(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, "digits", "cs5", each, 0) for each in ("efc+held_out=0.1", "lwf")]
+    assert [group.held_out for group in table(runs).groups] == [None, "0.1"]
 
 
 def test_metrics_choose_columns(runs: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,9 @@ def test_joint_training_sees_all_images_in_one_task() -> None:
     assert first is not None
     assert joint.first == 0
     assert joint.rest == pytest.approx(10 * first.first, rel=0.1)
+    every = Times().of(cifar(method="joint", overrides={"when": "every"}))
+    assert every is not None
+    assert every.rest == pytest.approx(sum(range(1, 11)) * first.first, rel=0.1)
 
 
 def test_a_first_task_that_runs_share_is_trained_once() -> None:
@@ -105,7 +109,7 @@ def test_several_at_a_time_are_faster_together_but_none_is_faster_than_alone() -
     assert total(runs[:1], 5) == 100
 
 
-def leave_epochs(output: Path, settings: Settings, seconds: float, tasks: int = 2, epochs: int = 3) -> None:
+def leave_epochs(output: Path, settings: Settings, seconds: float, tasks: int = 2, epochs: int = 2) -> None:
     """Write what an unfinished run leaves: its settings and the lines of its epochs."""
     run = locate(output, settings)
     run.write_settings(settings)
@@ -165,6 +169,21 @@ def test_the_share_of_a_run_counts_rotated_images_of_later_tasks(tmp_path: Path)
     assert estimate.done_share(locate(tmp_path, settings), settings) == pytest.approx(2 / 10)
 
 
+@pytest.mark.parametrize("tasks", [{"tasks": 6, "first_task_classes": 50}, {"task_sizes": "50,5x10"}])
+def test_the_time_of_a_run_is_that_of_its_epochs_and_of_the_ends_of_its_later_tasks(
+    tmp_path: Path, tasks: dict[str, object]
+) -> None:
+    settings = cifar(scenario="custom", epochs=4, **tasks)
+    leave_epochs(tmp_path, settings, seconds=2.0)
+    for task, seconds in ((1, 100.0), (2, 7.0)):
+        line = {"kind": "task", "task": task, "seconds": {"statistics": seconds, "evaluation": 3.0}}
+        locate(tmp_path, settings).append_metrics(line)
+    found = Times(tmp_path).of(replace(settings, seed=9))
+    assert found is not None
+    assert found.first == pytest.approx(4 * 2.0)
+    assert found.rest - estimate._START_UP == pytest.approx(5 * (4 * 2.0 + 10.0))
+
+
 def test_epochs_beside_other_runs_count_as_if_alone(tmp_path: Path) -> None:
     leave_epochs(tmp_path, cifar(seed=7), seconds=2.0)
     log = locate(tmp_path, cifar(seed=7)).log_file
@@ -182,7 +201,7 @@ def test_digits_have_a_time_once_they_were_trained_here(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_takes_what_is_left(tmp_path: Path) -> None:
-    leave_epochs(tmp_path, cifar(epochs=3), seconds=2.0, tasks=1)
+    leave_epochs(tmp_path, cifar(epochs=3), seconds=2.0, tasks=1, epochs=3)
     (whole,) = plan_runs([cifar(epochs=3, seed=1)], tmp_path, Times(tmp_path))
     (planned,) = plan_runs([cifar(epochs=3)], tmp_path, Times(tmp_path))
     assert (planned.state, whole.state) == ("unfinished", "to do")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,9 @@ from efcil import studies
 from efcil.errors import SettingsError
 from efcil.report.cells import seeds_in_words
 from efcil.report.paper import PaperValue, agrees
+from efcil.runfolder import RunFolder
 from efcil.studies import sheet
-from efcil.studies.measures import Measured, key_of, merge_into
+from efcil.studies.measures import MEASURES, Measured, key_of, merge_into
 from efcil.studies.readers import elbow
 from efcil.studies.result import Result, conclude, missing, write
 from efcil.studies.sheet import Sheet
@@ -46,7 +48,13 @@ def rows_of(result: Result, scenario: str) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize(
     ("ours", "mean", "std", "expected"),
-    [(43.0, 42.0, 0.1, True), (43.01, 42.0, 0.1, False), (44.9, 42.0, 3.0, True), (41.0, 42.0, None, True)],
+    [
+        (43.0, 42.0, 0.1, True),
+        (43.01, 42.0, 0.1, False),
+        (44.9, 42.0, 3.0, True),
+        (41.0, 42.0, None, True),
+        (32.02, 31.02, 0.1, True),
+    ],
 )
 def test_within_a_deviation_or_a_point(ours: float, mean: float, std: float | None, expected: bool) -> None:
     assert agrees(ours, PaperValue(mean, std, "1")) is expected
@@ -108,7 +116,9 @@ def test_seeds_of_other_images_are_not_compared() -> None:
     steps = {(name, seed): accuracy(step + seed) for name, step in (("EFC", 40.0), ("LwF", 30.0)) for seed in (0, 1)}
     values = measured("table1", {("cs10", *key): row for key, row in steps.items()})
     study = studies.load("table1").beside("EFC")
-    for name, seed, digest in (("EFC", 0, "a"), ("EFC", 1, "a"), ("LwF", 0, "a"), ("LwF", 1, "b")):
+    for name, seed, digest in (
+        ("EFC", 0, "a"), ("EFC", 1, "a"), ("EFC", 2, "a"), ("LwF", 0, "a"), ("LwF", 1, "b"), ("LwF", 3, "c"),
+    ):  # fmt: skip
         (cell,) = study.cells(["cifar100"], ["cs10"], [name])
         values.add("images", key_of(cell, seed), [{"images": digest}])
     result = conclude(study, study.cells(["cifar100"]), study.seeds, values, False)
@@ -171,7 +181,38 @@ def test_full_and_short_runs_never_mix() -> None:
 def test_ablations_say_whether_the_order_is_the_papers(without: float, words: str) -> None:
     values = {("cs10", "without update", 0): accuracy(without), ("cs10", "with update (EFC)", 0): accuracy(43.0)}
     text = result_of("prototype-update", measured("prototype-update", values)).text()
+    study, fast = studies.load("prototype-update"), Measured()
+    cells = study.cells(["cifar100"], ["cs10"], fast=True)
+    for cell in cells:
+        fast.add("accuracy", key_of(cell, 0), [values["cs10", cell.variant.name, 0]])
+    short = conclude(study, cells, (0,), fast, fast=True)
+    assert [row[4] for row in short.outcomes[0][1].sheets[0].rows] == [f"{without:.2f}", "43.00"]
+    assert "order" not in short.text()
     assert f"{words} {'as' if without < 43 else 'than'} in the paper: CIFAR-100 cs10." in text
+
+
+@pytest.mark.parametrize("deviations", [(3.0, 0.5), (0.5, 3.0), (None, 3.0)])
+def test_rows_that_are_within_a_deviation_in_the_paper_have_no_order(deviations: tuple[float | None, float]) -> None:
+    names, found = ("without update", "with update (EFC)"), Measured()
+    for wide in (True, False):
+        given = [min(each or 0.5, 3.0 if wide else 0.5) for each in deviations]
+        theirs = {
+            ("cifar100", "cs10", name, "A_step"): PaperValue(mean, std, "")
+            for name, mean, std in zip(names, (40.0, 42.0), given, strict=True)
+        }
+        study = replace(studies.load("prototype-update"), published=theirs)
+        cells = study.cells(["cifar100"], ["cs10"])
+        for cell, step in zip(cells, (39.0, 43.0), strict=True):
+            found.add("accuracy", key_of(cell, 0), [accuracy(step)])
+        assert ("order" in conclude(study, cells, (0,), found, fast=False).text()) is not wide
+
+
+def test_a_run_is_known_once_all_of_its_measures_are() -> None:
+    found = measured("low-rank", {("ws10", "90 % of the variance", 0): accuracy(55.0)})
+    (cell,) = studies.load("low-rank").cells(["cifar100"], ["ws10"], ["90 % of the variance"])
+    assert found.has(["accuracy"], cell, 0)
+    assert not found.has(["accuracy", "components"], cell, 0)
+    assert not found.has(["accuracy"], cell, 1)
 
 
 def test_components_have_the_spread_over_classes() -> None:
@@ -188,6 +229,18 @@ def test_components_have_the_spread_over_classes() -> None:
     assert list(missing([cell], [0, 4], values)) == ["CIFAR-100 ws10: 90 % of the variance (seed 4)"]
 
 
+def test_a_mean_that_is_not_over_all_seeds_of_its_row_is_named() -> None:
+    values = measured("low-rank", {("ws10", "90 % of the variance", seed): accuracy(55.0 + seed) for seed in (0, 1, 2)})
+    (cell,) = studies.load("low-rank").cells(["cifar100"], ["ws10"], ["90 % of the variance"])
+    for seed in (0, 2):
+        values.add("components", key_of(cell, seed), [{"components": "12", "components_std": "2", "commit": ""}])
+    result = result_of("low-rank", values)
+    assert rows_of(result, "ws10")["90 % of the variance"][0] == "0-2"
+    (table,) = result.outcomes[0][1].sheets
+    note = "CIFAR-100 ws10, 90 % of the variance: components is over seeds 0 2 alone."
+    assert [each for each in table.notes if "alone" in each] == [note]
+
+
 def test_curves_have_a_band_over_seeds() -> None:
     values = measured(
         "curves",
@@ -201,7 +254,8 @@ def test_curves_have_a_band_over_seeds() -> None:
     figure = result.outcomes[0][1].figures["cifar100-cs10"]
     lwf, efc = figure.series
     assert (efc.label, list(efc.x), list(efc.y)) == ("EFC", [1, 2, 3], [85, 70, 45])
-    assert efc.low[1] == efc.high[1] == 70
+    assert efc.low == pytest.approx([85 - 50**0.5, 70, 45 - 50**0.5])
+    assert efc.high == pytest.approx([85 + 50**0.5, 70, 45 + 50**0.5])
     assert not lwf.low
     assert figure.limits == (0, 100)
     names = [variant.name for variant in studies.load("curves").runs]
@@ -306,6 +360,7 @@ def test_figures_say_which_of_several_runs_they_show() -> None:
     outcomes = dict(conclude(study, cells, (0,), found, fast=False).outcomes)
     labels = [series.label for series in outcomes["perturbation"].figures["cifar100-cs10-change"].series]
     assert labels == ["a b, principal", "a b, non-principal", "c, principal", "c, non-principal"]
+    assert {figure.title for figure in outcomes["perturbation"].figures.values()} == {"CIFAR-100 cs10"}
     spectra = outcomes["spectrum"].figures
     assert [figure.title for figure in spectra.values()] == ["CIFAR-100 cs10, a b", "CIFAR-100 cs10, c"]
     assert list(spectra) == ["cifar100-cs10-a-b-seed0", "cifar100-cs10-c-seed0"]
@@ -331,6 +386,44 @@ def test_times_of_runs_that_shared_a_card_are_not_averaged_with_others() -> None
     assert [row[3:] for row in table.rows] == [
         ("H200", "1", "0", "0.250", "0.100", "-"), ("H200", "5", "1 2", "0.250", "0.400", "-"),
     ]  # fmt: skip
+
+
+def test_what_is_read_of_a_run(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    # The first epoch of a task also prepares kernels; the end of the first task is no end of a later one.
+    for task, seconds, end in ((1, (100.0, 2.0, 4.0), 90.0), (2, (50.0, 1.0), 5.0), (3, (60.0, 3.0), 7.0)):
+        for epoch, each in enumerate(seconds, start=1):
+            run.append_metrics({"kind": "epoch", "task": task, "epoch": epoch, "seconds": each})
+        run.append_metrics({"kind": "task", "task": task, "seconds": {"statistics": end, "evaluation": 1.0}})
+    summary = {
+        "A_step": 41.23456, "A_inc": 50.0, "A_step_per_task": [80.0, 41.23456], "task_mean": 42.5, "forgetting": None,
+        "task_aware_A_step": 70.0, "data": "d" * 16, "stored": {"components": {"mean": 12.0, "std": 2.5}},
+        "hardware": {"cpu": "a processor", "gpus": ["a card, the first", "another"]}, "execution": {"device": "cuda"},
+        "commit": "0123456789", "command": "efcil run --jobs-per-gpu 5 --seed 0",
+    }  # fmt: skip
+
+    def of(name: str, **changes: Any) -> Any:
+        return MEASURES[name].of(run, {**summary, **changes})
+
+    assert of("accuracy") == [{"A_step": "41.2346", "A_inc": "50", "A_step_per_task": "80 41.2346"}]
+    assert of("accuracy", A_step_per_task=None)[0]["A_step_per_task"] == ""
+    assert of("tasks") == [{"task_mean": "42.5", "forgetting": "", "task_aware_A_step": "70"}]
+    assert of("images") == [{"images": "d" * 16}]
+    assert of("components") == [{"components": "12", "components_std": "2.5", "commit": "01234567"}]
+    assert of("components", stored={}) == of("images", data=None) == []
+    (timing,) = of("timing")
+    assert timing == {
+        "first_epoch": "3", "later_epoch": "2", "end_of_task": "6", "at_a_time": "5", "hardware": "a card, the first",
+        "commit": "01234567",
+    }  # fmt: skip
+    assert of("timing", execution={"device": "cpu"}, command="")[0] == {
+        **timing, "at_a_time": "1", "hardware": "a processor",
+    }  # fmt: skip
+    key = ("cifar100", "cs10", "efc", 0)
+    merge_into(tmp_path / "results" / "timing.csv", "timing", {key: [timing]})
+    found = Measured()
+    found.read_results(tmp_path / "results")
+    assert found.get("timing", key) == [timing]
 
 
 def test_results_files_are_recognised_by_their_columns(tmp_path: Path) -> None:

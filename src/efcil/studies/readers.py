@@ -171,12 +171,22 @@ def _table_notes(question: Question, listed: Sequence[Entry], metrics: Sequence[
     published = [entry.cell.published(metric) for entry in listed for metric in metrics]
     if few and any(value.table for value in published if value is not None):  # of numbers of others nobody knows
         yield FEWER
+    yield from _partly_measured(listed)
     names = {entry.cell.variant.name for entry in listed if entry.seeds}
     for name in question.options.get("reconstructed", []):
         if name in names:
             yield f"{name} is a reconstruction of a method whose code was never published: it is not judged."
     if question.options.get("order") and not question.fast:
         yield from _order(listed, metrics[0])
+
+
+def _partly_measured(listed: Sequence[Entry]) -> Iterator[str]:
+    """Say which means are not over all seeds of their row: earlier versions measured less."""
+    for entry in listed:
+        for metric, by_seed in entry.by_seed.items():
+            if by_seed and len(by_seed) < len(entry.seeds):
+                place = f"{title(entry.cell.dataset)} {entry.cell.scenario}, {entry.cell.variant.name}"
+                yield f"{place}: {metric} is over {in_words(sorted(by_seed))} alone."
 
 
 def _tally(question: Question, listed: Sequence[Entry], metrics: Sequence[str]) -> Iterator[str]:
