@@ -164,7 +164,7 @@ def test_rotated_images_of_later_tasks_take_their_time(tmp_path: Path) -> None:
 
 
 def test_the_share_of_a_run_counts_rotated_images_of_later_tasks(tmp_path: Path) -> None:
-    settings = cifar(overrides={"later.rotations": True, "first_task.epochs": 3, "later.epochs": 3})
+    settings = cifar(overrides={"later.rotations": True, "first_task.epochs": 2, "later.epochs": 2})
     leave_epochs(tmp_path, settings, seconds=2.0)
     assert estimate.done_share(locate(tmp_path, settings), settings) == pytest.approx(2 / 10)
 
