@@ -156,6 +156,37 @@ def test_a_run_that_is_not_possible_leaves_the_others(monkeypatch: pytest.Monkey
     assert [handle.job.number for handle in executor.handles] == [1]
 
 
+class Limited(FakeExecutor):
+    """Accepts no second job until it was asked for it so many times."""
+
+    refusals = 0
+
+    def submit(self, job: Job) -> Handle:
+        if job.number == 1 and self.refusals > 0:
+            self.refusals -= 1
+            raise TrainingError(f"Slurm refused the job of {job.folder}. Too many jobs.")
+        return super().submit(job)
+
+
+def test_a_run_refused_beside_others_is_submitted_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(workers, "REFUSED_SECONDS", 0.0)
+    executor = Limited({n: [(State.RUNNING, ["a"])] * 4 + [(State.DONE, ["a"])] for n in range(2)})
+    executor.refusals = 2
+    failures, said = on_cluster(monkeypatch, executor, [job(number, tmp_path) for number in range(2)], tmp_path)
+    assert failures == {}
+    assert [handle.job.number for handle in executor.handles] == [0, 1]
+    assert not any(handle.cancelled for handle in executor.handles)
+    again = "Slurm refused the job of 1. Too many jobs. It is submitted again every 0 s; the other runs continue."
+    assert said.count(again) == 1, "a limit may last for hours"
+
+
+def test_a_run_refused_with_no_other_ends_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    executor = Limited({})
+    executor.refusals = 1
+    with pytest.raises(TrainingError, match=r"Too many jobs\.$"):
+        on_cluster(monkeypatch, executor, [job(1, tmp_path)], tmp_path)
+
+
 def test_an_interruption_cancels_what_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Interrupting(FakeHandle):
         def state(self) -> State:

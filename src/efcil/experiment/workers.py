@@ -24,7 +24,7 @@ from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import EVERY_SECONDS, FIRST_SECONDS
 from efcil.environment import COMMAND_VARIABLE, command
-from efcil.errors import EfcilError
+from efcil.errors import EfcilError, TrainingError
 from efcil.experiment.engines import open_executor
 from efcil.experiment.executors import Executor, Handle, Job, State
 from efcil.experiment.executors.cluster import make_scratch, remove_scratch
@@ -36,6 +36,8 @@ from efcil.settings.engine import Engine
 from efcil.watching import Watched
 
 POLL_SECONDS = 0.2
+#: A cluster that refuses a run, because of a limit or a busy moment, is asked again after so many seconds.
+REFUSED_SECONDS = 60.0
 MPS_CONTROL = "nvidia-cuda-mps-control"
 MPS_TOTAL_SHARE = 200
 
@@ -153,6 +155,7 @@ class _Scheduler:
         self.executor: Executor = Processes(self.command, scratch, {**environment, COMMAND_VARIABLE: command()})
         self.clock = time.monotonic
         self._watched: dict[Path, Watched] = {}
+        self._next_try, self._refusal = -math.inf, ""
         self._line = self.clock() - EVERY_SECONDS + FIRST_SECONDS
 
     def command(self, job: Job) -> list[str]:
@@ -194,7 +197,9 @@ class _Scheduler:
         return load.index(min(load)) if min(load) < self.slots else None
 
     def _next(self) -> Job | None:
-        """Return the first job that need not wait for a first task that another job is training."""
+        """Return the first job that need not wait for a first task that another job is training, or for the cluster."""
+        if self.clock() < self._next_try:
+            return None
         busy = {worker.job.first_task[0] for worker in self.running if worker.job.first_task is not None}
         for job in self.waiting:
             if job.first_task is None or job.first_task[0] not in busy or checkpoint.exists(job.first_task[1], STEM):
@@ -202,13 +207,24 @@ class _Scheduler:
         return None
 
     def _start(self, job: Job, gpu: int) -> None:
-        self.waiting.remove(job)
+        placed = job
         if self.gpus:
-            job = replace(job, environment={**job.environment, VISIBLE: self.gpus[gpu]})
-        worker = _Worker(job, self.executor.submit(job), time.monotonic(), gpu)
+            placed = replace(job, environment={**job.environment, VISIBLE: self.gpus[gpu]})
+        try:
+            handle = self.executor.submit(placed)
+        except TrainingError as error:
+            if not self.running:
+                raise
+            if str(error) != self._refusal:  # a limit may last for hours
+                self.say(f"{error} It is submitted again every {REFUSED_SECONDS:.0f} s; the other runs continue.")
+            self._refusal = str(error)
+            self._next_try = self.clock() + REFUSED_SECONDS
+            return
+        self.waiting.remove(job)
+        worker = _Worker(placed, handle, time.monotonic(), gpu)
         self.running.append(worker)
         self._announce(worker)
-        if worker.seen == 0 and worker.handle.state() is State.WAITING:
+        if worker.seen == 0 and handle.state() is State.WAITING:
             self.say(f"{job.folder}: queued.")
 
     def _announce(self, worker: _Worker) -> None:

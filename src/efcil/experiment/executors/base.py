@@ -75,7 +75,10 @@ class Executor(Protocol):
     """Starts jobs somewhere."""
 
     def submit(self, job: Job) -> Handle:
-        """Accept a job. It starts now, or as soon as there is room for it."""
+        """Accept a job. It starts now, or as soon as there is room for it.
+
+        A TrainingError says that it cannot be accepted now: it may be submitted again later.
+        """
 
     def close(self) -> None:
         """Release what the executor holds. Jobs that have not ended are stopped."""
