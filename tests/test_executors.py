@@ -404,7 +404,7 @@ def test_a_job_that_is_requeued_ends_its_command_first(tmp_path: Path, monkeypat
     assert again == [("again", run)]
     assert run.__getstate__()["_process"] is None
     assert run._process is not None
-    assert run._process.wait(10) == -15
+    assert run._process.wait(600) == -15
     assert not Path(f"{run.stem}.json").exists()
     assert len(Path(f"{run.stem}.requeued").read_text().splitlines()) == 1
 

@@ -1032,7 +1032,8 @@ class TestWorkers:
         trained, started = tmp_path / "key" / f"{STEM}.json", tmp_path / "started"
         # The first one trains, and then works on until another one has started; that one fails if it came too early.
         scripts = [
-            f"sleep .1; touch {trained}; for i in $(seq 400); do test -e {started} && exit 0; sleep 0.02; done; exit 1",
+            f"sleep .1; touch {trained}; "
+            f"for i in $(seq 30000); do test -e {started} && exit 0; sleep 0.02; done; exit 1",
             f"test -e {trained} && touch {started}",
         ]
         jobs = self.jobs(tmp_path, scripts, monkeypatch)

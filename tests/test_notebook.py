@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -27,7 +28,9 @@ def test_every_cell_runs_and_the_file_shows_what_it_prints(tmp_path: Path) -> No
     assert len(printed) == len(cells) == len([text for text in printed if text])
     for cell, text in zip(cells, printed, strict=True):
         shown = "".join(cell["outputs"][0]["text"])
-        assert shown.split()[:1] == text.split()[:1]
+        # A slow machine says more often what it is doing.
+        quickly = [line for line in text.splitlines() if not re.search(r" so far\)|  step \d+/\d+  ", line)]
+        assert shown.split()[:1] == " ".join(quickly).split()[:1]
     assert any("triangle" in text for text in printed)
 
 

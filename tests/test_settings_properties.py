@@ -28,7 +28,8 @@ from efcil.settings import NAMED_CLASS_ORDERS, Option, Recipe, Settings, options
 from efcil.settings.benchmark import TASK_SETTINGS
 from efcil.settings.options import show
 
-MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_HINDERS_NOTHING = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+MANY = settings(max_examples=40, suppress_health_check=_HINDERS_NOTHING)
 NAMES: dict[str, Any] = {
     "method": methods.available(),
     "dataset": ("digits", "cifar100"),

@@ -104,7 +104,7 @@ def test_runs_are_spread_over_all_gpus(control, monkeypatch, tmp_path):
     # Every run marks its GPU, counts the marks on it, and stays until all four of the first round have come.
     script = (
         f"touch {places}/$CUDA_VISIBLE_DEVICES-$$; ls {places} | grep -c ^$CUDA_VISIBLE_DEVICES- >> {note}; "
-        f"for i in $(seq 500); do [ $(wc -l < {note}) -ge 4 ] && break; sleep 0.01; done; "
+        f"for i in $(seq 60000); do [ $(wc -l < {note}) -ge 4 ] && break; sleep 0.01; done; "
         f"rm {places}/$CUDA_VISIBLE_DEVICES-$$; echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/used"
     )
     monkeypatch.setattr(workers, "worker_command", lambda *_: ["sh", "-c", script])

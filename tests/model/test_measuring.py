@@ -133,10 +133,10 @@ def test_images_are_left_out_of_what_measures_them(frozen: Model, monkeypatch: p
 
 
 class Heard(Progress):
-    """Keeps what is said."""
+    """Keeps what is said, but for what a slow machine says by the clock."""
 
     def __init__(self) -> None:
-        super().__init__(1, quiet=True)
+        super().__init__(1, quiet=True, tick=None)
         self.said: list[str] = []
 
     def say(self, text: str) -> None:

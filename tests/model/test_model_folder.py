@@ -32,7 +32,8 @@ LABELS = st.recursive(
     lambda inner: st.lists(inner, max_size=3).map(tuple),
     max_leaves=5,
 )
-FEW = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_HINDERS_NOTHING = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+FEW = settings(max_examples=100, suppress_health_check=_HINDERS_NOTHING)
 
 
 def description(folder: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from efcil.activity import Activity
 from efcil.cli import main
+from efcil.engine import trackers
 from efcil.engine.trainer import EpochReport
 from efcil.model import Model
 from efcil.model.visit_log import VisitLog
@@ -73,6 +74,11 @@ class TestPhases:
 
 
 class TestLog:
+    @pytest.fixture(autouse=True)
+    def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("OPEN_SECONDS", "CLOSE_SECONDS"):
+            monkeypatch.setattr(trackers, name, 600.0)  # other tests run beside these
+
     @staticmethod
     def steps(folder: Path, name: str) -> list[int]:
         return [each.step for each in TestLog.events(folder, name)]

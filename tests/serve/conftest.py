@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from held_teacher import HOLD
-from serving import NAMES, Digits
+from serving import NAMES, PATIENCE, Digits
 
 from efcil.classifier import IncrementalClassifier
 
@@ -75,7 +75,7 @@ def serve() -> Iterator[Callable[..., Any]]:
     clients = []
 
     def begin(folder: Path, limits: Limits | None = None, **options: Any) -> TestClient:
-        chosen = ServeOptions(folder, device="cpu", limits=limits or Limits(rate=0), **options)
+        chosen = ServeOptions(folder, device="cpu", limits=limits or Limits(rate=0, seconds=PATIENCE), **options)
         client = TestClient(create_app(chosen), base_url=ADDRESS)
         client.__enter__()
         clients.append(client)
