@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -29,6 +30,16 @@ def test_equal_distances_have_no_preference() -> None:
     one = random(1, 6).expand(7, 6)
     assert torch.equal(pseudo_old.standardised_distances(one, random(3, 6, seed=1)), torch.zeros(7, 3).double())
     assert torch.equal(pseudo_old.standardised_distances(one[:1], random(3, 6, seed=1)), torch.zeros(1, 3).double())
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
+def test_what_counts_as_equal_is_relative_to_the_distances(size: float) -> None:
+    """Distances that differ by rounding count as equal, those that differ by a millionth do not, in any unit."""
+    mean = torch.zeros(1, 3, dtype=torch.float64)
+    for difference, expected in ((1e-12, 0.0), (1e-6, 1.0)):
+        features = torch.tensor([[1.0 - difference, 0.0, 0.0], [1.0 + difference, 0.0, 0.0]], dtype=torch.float64)
+        found = pseudo_old.standardised_distances(size * features, mean)[:, 0]
+        torch.testing.assert_close(found, torch.tensor([-expected, expected]).double(), rtol=1e-4, atol=0.0)
 
 
 def test_without_noise_the_nearest_is_chosen() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +57,17 @@ def piece_of(stream: Stream, epoch: int = 0) -> Piece:
     return Piece(at(epoch), epoch, 0, 5, at)
 
 
+def clone_of(method: Cedar, **settings: Any) -> Cedar:
+    """The same method at the same place, with some other settings and nothing made yet."""
+    other = copy.copy(method)
+    other.settings, other._made = replace(method.settings, **settings), {}
+    return other
+
+
+def made_for(method: Cedar, piece: Piece) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    return method._made_for(piece, method.old_network.features(piece.images))
+
+
 def test_without_its_parts_it_is_efc_plus_plus() -> None:
     stream = short_stream()
     ours = stream.learn(stream.start("cedar", rebalance_epochs=3, **AS_EFC), LAST, SHORT)
@@ -68,9 +82,13 @@ def test_defaults_are_those_of_the_leads() -> None:
     assert (settings.pseudo_old, settings.pseudo_old_weight, settings.pseudo_old_transport) == (True, 1.0, True)
 
 
-def test_loss_by_hand() -> None:
-    stream, method = begun(pseudo_old_weight=3.0, pseudo_old_fade=1.0, pseudo_old_copies=2, damping=0.2)
+@pytest.mark.parametrize(("fade", "share"), [(0.0, 1.0), (1.0, 0.5), (3.0, 0.125)])
+def test_loss_by_hand(fade: float, share: float) -> None:
+    stream, method = begun(pseudo_old_weight=3.0, pseudo_old_fade=fade, pseudo_old_copies=2, damping=0.2)
     batch = stream.batch(method, LAST)
+    with torch.no_grad():  # a network that has not moved has no drift
+        for each in method.network.backbone.parameters():
+            each += 0.1 * each.std() * torch.randn(each.shape, generator=torch.Generator().manual_seed(each.numel()))
     images = [batch.frozen[f"images-{copy}"] for copy in range(2)]
     with torch.no_grad():
         terms = method.loss(batch)
@@ -80,8 +98,9 @@ def test_loss_by_hand() -> None:
     size = batch.size
     own, others = features[:size] - batch.frozen["features"], features[size:] - old
     torch.testing.assert_close(terms["drift"], torch.stack([d @ penalty @ d for d in own]).mean())
-    expected = 3.0 / 2 * torch.stack([d @ penalty @ d for d in others]).mean()  # the second task after the first
-    torch.testing.assert_close(terms["pseudo-old"], expected, rtol=1e-4, atol=1e-6)
+    expected = 3.0 * share * torch.stack([d @ penalty @ d for d in others]).mean()  # the second task after the first
+    torch.testing.assert_close(terms["pseudo-old"], expected, rtol=1e-4, atol=0.0)
+    assert float(expected) > 1e-3
 
 
 @pytest.mark.parametrize("sources", ["each", "near"])
@@ -128,13 +147,53 @@ def test_images_made_once_are_used_again_and_made_again_after_a_pause() -> None:
         method._made.clear()  # as if the task was resumed in epoch 3
         again = method.ahead(piece_of(stream, 3))["images-0"]
 
-    def in_order(images: torch.Tensor) -> torch.Tensor:
-        flat = images.flatten(1)
-        return flat[flat[:, 0].argsort()]
-
-    assert torch.equal(in_order(first), in_order(later))
+    assert torch.equal(in_order([first]), in_order([later]))
     assert not torch.equal(first, later), "they meet other images"
     assert torch.equal(later, again)
+
+
+def in_order(images: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The same images in the same order, whatever the order that they came in."""
+    flat = torch.cat(list(images)).flatten(1)
+    return flat[flat[:, 0].argsort()]
+
+
+@pytest.mark.parametrize("every", [0, 2, 3])
+@pytest.mark.parametrize("paused", [False, True])
+def test_images_are_made_anew_after_so_many_epochs(every: int, paused: bool) -> None:
+    """Until then they are those that are made in every epoch where none are used again, with other neighbours."""
+    stream, anew = begun(pseudo_old_copies=2)
+    method = clone_of(anew, pseudo_old_every=every)
+    orders: dict[int, list[torch.Tensor]] = {}
+    for epoch in range(5):
+        if paused:  # as if the task was resumed in this epoch
+            method._made.clear()
+        made_in = epoch // every * every if every else 0
+        with torch.no_grad():
+            found = made_for(method, piece_of(stream, epoch))
+            expected = made_for(anew, piece_of(stream, made_in))
+        assert [len(side) for side in found] == [2, 2], "one for every copy"
+        assert all(len(each) == len(stream.data[LAST]) for side in found for each in side)
+        for side, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(in_order(side), in_order(other))
+        features = method.old_network.features(torch.cat(found[0])).detach()
+        torch.testing.assert_close(torch.cat(found[1]), features, rtol=1e-4, atol=1e-5)
+        orders.setdefault(made_in, []).append(torch.cat(found[0]))
+    for same in orders.values():
+        assert not any(torch.equal(one, other) for one, other in itertools.pairwise(same))
+
+
+def test_every_piece_of_an_epoch_has_images_of_its_own() -> None:
+    """Pieces are told apart by where they begin, and one that has become shorter, where training resumed, is new."""
+    stream, method = begun(pseudo_old_every=0, pseudo_old_copies=2)
+    whole = piece_of(stream)
+    pieces = [replace(whole, images=whole.images[a:b], start=a) for a, b in ((0, 10), (10, 20), (0, 10), (0, 6))]
+    with torch.no_grad():
+        first, second, again, shorter = (made_for(method, piece)[0] for piece in pieces)
+    assert torch.equal(in_order(first), in_order(again))
+    assert not torch.equal(in_order(first), in_order(second))
+    assert [len(each) for each in shorter] == [6, 6]
+    assert len(method._made) == 2
 
 
 @pytest.mark.parametrize("settings", [{"pseudo_old_every": 0}, {"pseudo_old_every": 2, "pseudo_old_copies": 2}])
@@ -234,6 +293,28 @@ def test_feature_matrix_may_be_measured_on_old_classes_too(on: str) -> None:
     assert share[0] > share[1], "Old classes are predicted more often."
     expected = feature_matrix(weight, total.probability / total.count, total.outer / total.count)
     torch.testing.assert_close(total.matrix(weight), expected)
+
+
+@pytest.mark.parametrize("on", ["current", "gaussians", "pseudo-old"])
+def test_what_the_feature_matrix_of_the_second_task_is_measured_on(on: str) -> None:
+    stream = short_stream()
+    method, plain = (stream.start("cedar", rebalance_epochs=2, efm_on=each) for each in (on, "current"))
+    assert isinstance(method, Cedar)
+    assert torch.equal(method.feature_matrix, plain.feature_matrix), "the first task has no old classes"
+    task, data = stream.tasks[1], stream.data[1]
+    method.begin_task(task)
+    with torch.no_grad():
+        found = clone_of(method, efm_on=on)._measured(task, data)
+        none_made = clone_of(method, efm_on=on, pseudo_old=False)._measured(task, data)
+        current = clone_of(method, efm_on="current")._measured(task, data)
+        images = [made for made, _ in method._made_of(data, 0)]
+        with_made = method._accumulated(current, method.network.features(torch.cat(images)))
+    old = {"current": 0, "gaussians": int(method.memory.counts.sum()), "pseudo-old": len(data)}[on]
+    assert found.count == current.count + old
+    if on == "pseudo-old":
+        assert none_made.count == current.count, "there are none"
+        torch.testing.assert_close(found.outer, with_made.outer)
+        torch.testing.assert_close(found.probability, with_made.probability)
 
 
 def test_nothing_of_the_old_network_is_left_after_a_task() -> None:

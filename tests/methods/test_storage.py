@@ -94,3 +94,12 @@ def test_summaries_of_all_versions_say_what_is_stored() -> None:
     assert stored_bytes(earlier) == StoredBytes(40, 7)
     assert stored_bytes(common) is None
     assert stored_bytes({**earlier, "parameters": "many"}) is None
+    assert StoredBytes(44, 7).total == 51
+
+
+@pytest.mark.parametrize("wrong", [-1, True, 7.0, None])
+def test_only_numbers_of_bytes_count_as_stored(wrong: object) -> None:
+    assert stored_bytes({"stored": {"bytes": wrong, "network": {"bytes": 44}}}) is None
+    assert stored_bytes({"stored": {"bytes": 7, "network": {"bytes": wrong}}}) is None
+    assert stored_bytes({"stored": {"bytes": 7}, "parameters": wrong}) is None
+    assert stored_bytes({"stored": {"bytes": 0, "network": {"bytes": 0}}}) == StoredBytes(0, 0)

@@ -249,6 +249,22 @@ def test_merged_classes_are_recognised_as_one(learned: Any, digits: Any) -> None
         assert together.mean() > apart.mean() - 0.1
 
 
+@pytest.mark.parametrize("method", ["lda", "efc++"])
+def test_images_that_were_given_weight_keep_it(method: str, digits: Any) -> None:
+    """A class whose images count three times has that share of a merged class, and beside more images."""
+    images, labels = digits.train(0, 1)
+    weights = np.where(labels == 0, 3, 1)
+    model = IncrementalClassifier(method, held_out=0.0, augmentation="none", **QUICK).fit(images, labels, weights)
+    others, _ = digits.test(0)
+    model.merge([0, 1], into=1).partial_fit(others, [1] * len(others), more=True)
+    assert [each.images for each in model.model_.card.classes] == [48 + len(others)], "real images, each once"
+    every = np.concatenate([images.repeat(weights, axis=0), others])
+    features, memory = torch.tensor(model.transform(every)), model.model_.ready.memory
+    torch.testing.assert_close(memory.means[0], features.mean(dim=0), rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(memory.covariances[0], torch.cov(features.T), rtol=1e-4, atol=1e-5)
+    assert memory.counts.tolist() == [3 * 24 + 24 + len(others)]
+
+
 # -- cards and names -------------------------------------------------------------------------------------------------
 
 

@@ -340,18 +340,24 @@ class ClassMemory(Keeping):
     def blend(self, features: Tensor, labels: Tensor, images: Sequence[int]) -> None:
         """Blend in features (N, n) of known classes, as if measured with the `images` that each class had before.
 
-        Only if `blends` is true.
+        Only if `blends` is true. A memory that counts images itself goes by its own numbers.
         """
-        known = sorted(set(labels.tolist()))
+        known, before = sorted(set(labels.tolist())), self._counted(images)
         fresh = torch.bincount(labels, minlength=len(self.means))
         if self.form == POOLED:
-            # Its own counts, where there are any: images that were held out are not in the mean.
-            before = self.counts.tolist() if self.has_counts else images
             self._pool(gaussians.within_classes(features, labels, known), known, [before[each] for each in known])
         else:
-            self._blend_each(known, *prototypes.class_statistics(features, labels, known), images, fresh)
+            self._blend_each(known, *prototypes.class_statistics(features, labels, known), before, fresh)
         if self.has_counts:
             self.counts += fresh.to(self.counts)
+
+    def _counted(self, images: Sequence[int]) -> Sequence[int]:
+        """Return how many images each class was measured on: an image that was given weight counts more than once.
+
+        Where no counts are kept, `images` is the best that is known.
+        """
+        counts: Sequence[int] = self.counts.tolist() if self.has_counts else images
+        return counts
 
     def _blend_each(
         self, known: Sequence[int], means: Tensor, covariances: Tensor, images: Sequence[int], fresh: Tensor
@@ -386,11 +392,12 @@ class ClassMemory(Keeping):
     def merge(self, classes: Sequence[int], images: Sequence[int]) -> None:
         """Let the first of several classes stand for all of them: as if measured on all of their images together.
 
-        The others stay, to be removed with `keep_rows`. `images` are the numbers of images of all classes. A
-        covariance that classes share is not theirs alone: the class gets one of its own where the form allows it, else
-        its share of the common one. A pooled one becomes what it would be if they had always been one class.
+        The others stay, to be removed with `keep_rows`. `images` are the numbers of images of all classes, for a memory
+        that does not count them itself. A covariance that classes share is not theirs alone: the class gets one of its
+        own where the form allows it, else its share of the common one. A pooled one becomes what it would be if they
+        had always been one class.
         """
-        first, seen = classes[0], len(self.means)
+        first, seen, images = classes[0], len(self.means), self._counted(images)
         if self.form is None or self.form == MOMENTS:
             weights = torch.tensor([float(images[each]) for each in classes], dtype=torch.float64)
             weights /= weights.sum()
