@@ -17,6 +17,7 @@ from pathlib import Path
 import step_times  # beside this script
 from efcil import studies
 from efcil.report import Figure, write_figure
+from efcil.resolution.documentation import with_part
 from efcil.studies import sheet
 from efcil.studies.estimate import END, LATER, title
 from efcil.studies.measures import Measured
@@ -34,11 +35,6 @@ MISSING, SECTIONS = "what has not been measured", "tables and figures"
 NOBODY = "none"
 
 
-def marker(part: str, end: bool = False) -> str:
-    """Return the line that begins or ends a part of the page."""
-    return f"<!-- {'end of ' if end else ''}{part} -->"
-
-
 def filled(page: str, results: Path = RESULTS) -> tuple[str, dict[str, Figure]]:
     """Return the page with what was measured, and the figures that it shows by file name."""
     measured = Measured()
@@ -51,11 +47,7 @@ def filled(page: str, results: Path = RESULTS) -> tuple[str, dict[str, Figure]]:
         figures |= drawn
         lacking += unmeasured(study, measured)
     for words, lines in ((MISSING, lacking), (SECTIONS, sections)):
-        before, begin, rest = page.partition(marker(words))
-        _, end, after = rest.partition(marker(words, end=True))
-        if not begin or not end:
-            raise SystemExit(f"The page has no part {words!r} between {marker(words)} and its end.")
-        page = "".join([before, begin, "\n\n", "\n".join(lines).strip(), "\n\n", end, after])
+        page = with_part(page, words, "\n".join(lines))
     return page, figures
 
 

@@ -398,7 +398,7 @@ def test_the_page_of_the_paper_grows_with_the_results(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page = tmp_path / "docs" / "reproduce.md"
     page.parent.mkdir()
-    parts = [(reproduce.marker(each), reproduce.marker(each, True)) for each in (reproduce.MISSING, reproduce.SECTIONS)]
+    parts = [(f"<!-- {each} -->", f"<!-- end of {each} -->") for each in (reproduce.MISSING, reproduce.SECTIONS)]
     page.write_text("# x\n\n" + "\n".join(line for pair in parts for line in pair) + "\nafter\n", encoding="utf-8")
     results = tmp_path / "results"
     known = [{**full(row), "A_step_per_task": "80 40"} for row in rows("efc", 0, 1)]

@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from efcil.errors import EfcilError
 from efcil.resolution.config import GRID_FIELDS
 from efcil.settings.benchmark import Settings
 from efcil.settings.options import Option, options, show
 from efcil.settings.recipe import Recipe
-
-_BEGIN, _END = "<!-- settings -->", "<!-- end of settings -->"
 
 _INTRODUCTION = """\
 # Settings
@@ -114,12 +113,18 @@ def page_of(method: str) -> str:
 
 
 def with_settings(page: str, method: str) -> str:
-    """Return the page of a method with the table of its settings between the markers."""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"The page of {method} has no part between {_BEGIN} and {_END}.")
-    return f"{before}{begin}\n\n{settings_of(method)}\n{end}{after}"
+    """Return the page of a method with the table of its settings as it is now."""
+    return with_part(page, "settings", settings_of(method))
+
+
+def with_part(page: str, name: str, text: str) -> str:
+    """Return a page with `text` as its part of this name: what stands between two comments, which stay."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise EfcilError(f"The page has no part {name!r}: the lines {begin} and {end}.")
+    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
 
 
 def settings_of(method: str) -> str:

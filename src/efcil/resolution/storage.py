@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from efcil.errors import EfcilError
+from efcil.resolution.documentation import with_part
 
 #: What the table is computed for; `P` is added, the parameters of the backbone.
 EXAMPLE = {"C": 100, "n": 512, "T": 10, "r": 32, "b": 64}
 NETWORK = "resnet18-small"
-_BEGIN, _END = "<!-- begin of the generated table -->\n", "<!-- end of the generated table -->\n"
 _FLOAT_BYTES, _WIDE_BYTES = 4, 8
 
 
@@ -121,11 +120,7 @@ def table() -> str:
 
 def with_table(page: str) -> str:
     """Return the text of the page with the table as it is now."""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise EfcilError(f"The page has no place for the table: the lines {_BEGIN.strip()} and {_END.strip()}.")
-    return f"{before}{begin}\n{table()}\n{end}{after}"
+    return with_part(page, "the generated table", table())
 
 
 def _megabytes(size: int) -> str:
