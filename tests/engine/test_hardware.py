@@ -126,6 +126,17 @@ def test_convolutions_round_only_where_that_was_chosen(monkeypatch, tf32, half, 
     assert describe(execution, False)["precision"] == ("tf32" if tf32 else "bf16" if half else "fp32")
 
 
+@pytest.mark.parametrize(("device", "asked"), [("cuda:0", [2, 16]), ("cpu", [])])
+def test_a_run_on_a_gpu_leaves_the_cores_to_others(monkeypatch, device, asked):
+    numbers = [16]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: numbers[-1])
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    with switches(Execution(torch.device(device), half=False, fused=False, captured=False), deterministic=False):
+        assert numbers[-1] == (asked or [16])[0]
+    assert numbers[1:] == asked
+
+
 def test_what_would_not_be_computed_in_bf16_is_not_called_so():
     with pytest.raises(SettingsError, match="on GPUs only"):
         choose_execution(Settings(precision="bf16", path="fused", device="cpu"))

@@ -23,6 +23,8 @@ PHASES = ("start_up", "train", "statistics", "evaluation")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+#: Threads of the host beside a GPU. It has little to compute there, and threads of several runs wait for each other.
+_BESIDE_GPU = 2
 
 
 def choose_execution(settings: TrainingSettings) -> Execution:
@@ -140,6 +142,7 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
         torch.get_float32_matmul_precision(),
         (backend.deterministic, backend.benchmark, backend.allow_tf32),
         os.environ.get(_WORKSPACE),
+        torch.get_num_threads(),
     )
     try:
         torch.set_float32_matmul_precision("highest")
@@ -152,6 +155,7 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
         _allow_only_repeating(deterministic)
         if execution.device.type == "cuda":
             torch.cuda.set_device(execution.device)
+            torch.set_num_threads(min(before[6], _BESIDE_GPU))
         yield
     finally:
         _allow_only_repeating(before[0], warn_only=before[1])
@@ -162,6 +166,8 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
             os.environ.pop(_WORKSPACE, None)
         else:
             os.environ[_WORKSPACE] = before[5]
+        if torch.get_num_threads() != before[6]:
+            torch.set_num_threads(before[6])
 
 
 def _allow_only_repeating(wanted: bool, warn_only: bool = False) -> None:
