@@ -125,7 +125,10 @@ def test_the_dockerfile_installs_extras_that_exist_and_is_careful() -> None:
     for word, rest in steps:
         by_word.setdefault(word, []).append(rest)
     assert steps[0][0] in ("FROM", "ARG")
-    named = re.findall(r"efcil\[([\w,-]+)\]", text)
+    copied = {source for each in by_word["COPY"] for source in each.split()[:-1]}
+    assert all((ROOT / source).exists() for source in copied)
+    assert {"pyproject.toml", "src", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]} <= copied
+    named = re.findall(r"/source\[([\w,-]+)\]", text)
     assert named
     extras = PROJECT["project"]["optional-dependencies"]
     assert {extra for each in named for extra in each.split(",")} <= set(extras)
