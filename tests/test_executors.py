@@ -25,10 +25,10 @@ from efcil.cli import main
 from efcil.commands.run import planned
 from efcil.engine import checkpoint
 from efcil.engine.interrupt import Interrupted
-from efcil.errors import GridError, SettingsError, TrainingError
+from efcil.errors import EfcilError, GridError, SettingsError, TrainingError
 from efcil.experiment import executors, grid, run_grid, workers
 from efcil.experiment.engines import open_executor
-from efcil.experiment.executors import Handle, Job, State, cluster, ray_cluster, remote, submitit_jobs
+from efcil.experiment.executors import Handle, Job, Refused, State, cluster, ray_cluster, remote, submitit_jobs
 from efcil.experiment.executors.cluster import ClusterHandle, Orders
 from efcil.experiment.executors.local import Processes
 from efcil.files import locked
@@ -60,6 +60,7 @@ class FakeHandle:
         self.job = job
         self.states = states
         self.reason = reason
+        self.error: EfcilError | None = None
         self.cancelled = False
         self._places: list[str] = []
 
@@ -72,7 +73,7 @@ class FakeHandle:
 
     def result(self) -> Path:
         if self.states[-1][0] is State.FAILED:
-            raise TrainingError(self.reason)
+            raise self.error or TrainingError(self.reason)
         return self.job.folder
 
     def cancel(self) -> None:
@@ -164,7 +165,7 @@ class Limited(FakeExecutor):
     def submit(self, job: Job) -> Handle:
         if job.number == 1 and self.refusals > 0:
             self.refusals -= 1
-            raise TrainingError(f"Slurm refused the job of {job.folder}. Too many jobs.")
+            raise Refused(f"Slurm refused the job of {job.folder}. Too many jobs.")
         return super().submit(job)
 
 
@@ -178,6 +179,36 @@ def test_a_run_refused_beside_others_is_submitted_again(monkeypatch: pytest.Monk
     assert not any(handle.cancelled for handle in executor.handles)
     again = "Slurm refused the job of 1. Too many jobs. It is submitted again every 0 s; the other runs continue."
     assert said.count(again) == 1, "a limit may last for hours"
+
+
+class LostOnce(FakeExecutor):
+    """Its job 1 is lost, and refused when its handle submits it again."""
+
+    def submit(self, job: Job) -> Handle:
+        first = job.number == 1 and all(handle.job.number != 1 for handle in self.handles)
+        handle = super().submit(job)
+        if first:
+            self.handles[-1].states = [(State.RUNNING, ["a"]), (State.FAILED, ["a"])]
+            self.handles[-1].error = Refused("Slurm refused the job of 1. Too many jobs.")
+        return handle
+
+
+def test_a_lost_run_that_is_refused_waits_with_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(workers, "REFUSED_SECONDS", 0.0)
+    executor = LostOnce({n: [(State.RUNNING, ["a"])] * 4 + [(State.DONE, ["a"])] for n in range(2)})
+    failures, said = on_cluster(monkeypatch, executor, [job(number, tmp_path) for number in range(2)], tmp_path)
+    assert failures == {}
+    assert [handle.job.number for handle in executor.handles] == [0, 1, 1]
+    assert (
+        "Slurm refused the job of 1. Too many jobs. It is submitted again every 0 s; the other runs continue." in said
+    )
+
+
+def test_a_lost_run_that_is_refused_with_no_other_ends_the_grid(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match=r"Too many jobs\.$"):
+        on_cluster(monkeypatch, LostOnce({1: []}), [job(1, tmp_path)], tmp_path)
 
 
 def test_a_run_refused_with_no_other_ends_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -452,17 +483,17 @@ def test_a_run_that_was_interrupted_from_outside_is_submitted_again(tmp_path: Pa
         handle.result()
 
 
-def test_a_cluster_that_refuses_a_run_the_second_time_fails_that_run(tmp_path: Path) -> None:
+def test_a_cluster_that_refuses_a_run_the_second_time_says_so(tmp_path: Path) -> None:
     class Full(Backend):
         def submit(self) -> None:
             super().submit()
             if self.submitted > 1:
-                raise TrainingError("The queue is full.")
+                raise Refused("The queue is full.")
 
     handle = Full(tmp_path)
     handle.submit()
     assert handle.end(code=-9, stopped=False) is State.FAILED
-    with pytest.raises(TrainingError, match="The queue is full"):
+    with pytest.raises(Refused, match="The queue is full"):
         handle.result()
 
 

@@ -24,9 +24,9 @@ from efcil.engine.hardware import MPS_SHARE, VISIBLE
 from efcil.engine.interrupt import Interrupted, StopRequest
 from efcil.engine.progress import EVERY_SECONDS, FIRST_SECONDS
 from efcil.environment import COMMAND_VARIABLE, command
-from efcil.errors import EfcilError, TrainingError
+from efcil.errors import EfcilError
 from efcil.experiment.engines import open_executor
-from efcil.experiment.executors import Executor, Handle, Job, State
+from efcil.experiment.executors import Executor, Handle, Job, Refused, State
 from efcil.experiment.executors.cluster import make_scratch, remove_scratch
 from efcil.experiment.executors.local import Processes
 from efcil.experiment.shared_tasks import STEM
@@ -212,13 +212,8 @@ class _Scheduler:
             placed = replace(job, environment={**job.environment, VISIBLE: self.gpus[gpu]})
         try:
             handle = self.executor.submit(placed)
-        except TrainingError as error:
-            if not self.running:
-                raise
-            if str(error) != self._refusal:  # a limit may last for hours
-                self.say(f"{error} It is submitted again every {REFUSED_SECONDS:.0f} s; the other runs continue.")
-            self._refusal = str(error)
-            self._next_try = self.clock() + REFUSED_SECONDS
+        except Refused as error:
+            self._put_off(error)
             return
         self.waiting.remove(job)
         worker = _Worker(placed, handle, time.monotonic(), gpu)
@@ -226,6 +221,15 @@ class _Scheduler:
         self._announce(worker)
         if worker.seen == 0 and handle.state() is State.WAITING:
             self.say(f"{job.folder}: queued.")
+
+    def _put_off(self, error: Refused) -> None:
+        """Wait before the cluster is asked again. If nothing runs that could make room, this raises."""
+        if not self.running:
+            raise error
+        if str(error) != self._refusal:  # a limit may last for hours
+            self.say(f"{error} It is submitted again every {REFUSED_SECONDS:.0f} s; the other runs continue.")
+        self._refusal = str(error)
+        self._next_try = self.clock() + REFUSED_SECONDS
 
     def _announce(self, worker: _Worker) -> None:
         """Say where a job has started, and where it has started again."""
@@ -250,6 +254,9 @@ class _Scheduler:
                 print(worker.handle.log(), file=sys.stderr, flush=True)
             try:
                 worker.handle.result()
+            except Refused as error:
+                self.waiting.insert(0, worker.job)
+                self._put_off(error)
             except EfcilError as error:
                 known = str(error) in map(str, self.failures.values())
                 self.failures[worker.job.number] = error

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from efcil.experiment.executors.base import CommandOf, Executor, Handle, Job, State
+from efcil.experiment.executors.base import CommandOf, Executor, Handle, Job, Refused, State
 
-__all__ = ["CommandOf", "Executor", "Handle", "Job", "State"]
+__all__ = ["CommandOf", "Executor", "Handle", "Job", "Refused", "State"]

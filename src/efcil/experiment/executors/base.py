@@ -34,6 +34,10 @@ CommandOf = Callable[[Job], list[str]]
 MISTAKE, INTERRUPTED = 2, 130
 
 
+class Refused(TrainingError):
+    """A job cannot be accepted now, because of a limit or a busy moment. It may be submitted again later."""
+
+
 class State(enum.Enum):
     """What a job is doing."""
 
@@ -62,7 +66,10 @@ class Handle(Protocol):
         """Return where the job has started so far: one place per attempt, "" for this machine."""
 
     def result(self) -> Path:
-        """Wait for the end, and return the folder of the results; if the job failed, raise why."""
+        """Wait for the end, and return the folder of the results; if the job failed, raise why.
+
+        Refused: it was lost, and could not be submitted again.
+        """
 
     def cancel(self) -> None:
         """Ask the job to save its state and to end. `result` waits until it has."""
@@ -77,7 +84,7 @@ class Executor(Protocol):
     def submit(self, job: Job) -> Handle:
         """Accept a job. It starts now, or as soon as there is room for it.
 
-        A TrainingError says that it cannot be accepted now: it may be submitted again later.
+        Raises Refused if it cannot be accepted now.
         """
 
     def close(self) -> None:

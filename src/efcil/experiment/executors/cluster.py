@@ -182,7 +182,7 @@ class ClusterHandle(abc.ABC):
             Path(f"{self.run.stem}.json").unlink(missing_ok=True)
             try:
                 self.submit()
-            except EfcilError as error:  # of this run alone: the others train on
+            except EfcilError as error:
                 return self._failed(error)
             return State.WAITING
         return self._failed(failure(code, self.log(), self.job.folder))

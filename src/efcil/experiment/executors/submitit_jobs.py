@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from efcil.errors import SettingsError, TrainingError
+from efcil.errors import SettingsError
 from efcil.experiment.executors import remote
-from efcil.experiment.executors.base import Job
+from efcil.experiment.executors.base import Job, Refused
 from efcil.experiment.executors.cluster import ClusterHandle, Orders, stop_all
 
 #: How many minutes a job may take, unless set otherwise. A run that needs longer is requeued and resumes.
@@ -118,7 +118,7 @@ class SubmititHandle(ClusterHandle):
         try:
             self._submitted = self._executor.submit(self.run)
         except Exception as error:  # whatever sbatch and submitit raise
-            raise TrainingError(f"Slurm refused the job of {self.job.folder}. {_one_line(error)}") from None
+            raise Refused(f"Slurm refused the job of {self.job.folder}. {_one_line(error)}") from None
 
     def returned(self) -> str | None:
         """Return "" once the job has ended: what it returned is read from a file, and nothing is unpickled."""
