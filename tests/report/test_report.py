@@ -17,7 +17,7 @@ from efcil.errors import EfcilError
 from efcil.report import FORMATS, METRICS, Table, against, matrix_text, paper_value, render, table
 from efcil.report.groups import best_and_second, changes_of
 from efcil.report.latex import escape_latex
-from efcil.report.paired import Comparison, comparisons
+from efcil.report.paired import Comparison, comparisons, find
 from efcil.report.paper import published
 from efcil.resolution import identity, label, to_yaml
 from efcil.runfolder import RunFolder, find_runs
@@ -671,6 +671,26 @@ class TestGroups:
         text = render(table(find_runs([tmp_path])), "text", width=40)
         assert "lwf, first_task.learning_rate=0.5\n" in text
         assert "efc, first_task.learning_rate=0.001\n" in text
+
+    def test_with_many_settings_rows_are_named_by_what_they_changed(self, tmp_path: Path) -> None:
+        for changed in ({}, {"loss": "symmetric"}, {"regulariser": "features"}, {"covariance": "task"}):
+            settings = Settings(method="efc", scenario="cs5", overrides=changed)
+            write_run(tmp_path, "digits", "cs5", label(settings), 0, method="efc").write_settings(settings)
+        found = table(find_runs([tmp_path]))
+        (group,) = found.groups
+        names = {"efc", "efc, loss=symmetric", "efc, regulariser=features", "efc, covariance=task"}
+        assert {group.name(row) for row in group.rows} == names
+        assert names <= {line.split("  ")[0] for line in render(found, "text", width=60).splitlines()}
+        assert find(group, "efc, loss=symmetric") is not None
+        write_run(tmp_path, "digits", "cs5", "efc+covariance=task", 1, method="efc")
+        shutil.rmtree(tmp_path / "digits" / "cs5" / "efc+covariance=task" / "seed0")
+        assert "different seeds: efc; efc, regulariser=features; efc, loss=symmetric (0), " in render(
+            table(find_runs([tmp_path])), "text", width=200
+        )
+        write_run(tmp_path, "digits", "cs5", "lwf", 0)
+        assert "different seeds: efc, covariance=task (1), all others (0)" in render(
+            table(find_runs([tmp_path])), "text", width=200
+        )
 
     def test_every_format_has_the_column(self, tmp_path: Path) -> None:
         found = self.sweep(tmp_path)

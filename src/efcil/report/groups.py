@@ -24,6 +24,11 @@ UPPER_BOUNDS = ("joint",)
 #: Metrics of which the best rows are marked, and whether more is better. Seconds depend on the machine.
 RANKED = {"A_step": True, "A_inc": True, "task_mean": True, "forgetting": False, "task_aware_A_step": True}
 
+#: So many settings are named in full in the name of a row.
+FEW_SETTINGS = 2
+#: More rows than so many are "all others" in a note.
+MOST_LISTED = 3
+
 #: Settings that choose how the first task is trained.
 _OF_FIRST_TASKS = ("recipe", "augmentation", "network", "weights", "epochs", "first_task_epochs", "batch_size")
 #: Settings that choose images: rows that differ in one of these differ in their images, too.
@@ -61,13 +66,11 @@ class Group:
         """Return the name of a row in charts: its method, and what tells it from rows of the same method."""
         alike = [other for other in self.rows if other.method == row.method]
         told_by = [name for name in self.settings if len({value_of(other, name) for other in alike}) > 1]
-        parts = [f"{name}={value_of(row, name)}" for name in told_by if value_of(row, name)]
-        return ", ".join([row.method or row.label, *parts])
+        return _named(row, told_by, alike)
 
     def whole_name(self, row: Row) -> str:
-        """Return the name of a row where there are no columns for settings: its method and all of them."""
-        values = zip(self.settings, self.values(row), strict=True)
-        return ", ".join([row.method or row.label, *(f"{name}={value}" for name, value in values if value)])
+        """Return the name of a row where there are no columns for settings: its method, and them."""
+        return _named(row, self.settings, self.rows)
 
     @property
     def unpaired(self) -> str | None:
@@ -100,6 +103,24 @@ class Group:
     def values(self, row: Row) -> list[str]:
         """Return the row's values of the settings that are columns; empty where its method has no such setting."""
         return [value_of(row, name) for name in self.settings]
+
+
+def _named(row: Row, settings: Sequence[str], beside: Sequence[Row]) -> str:
+    """Return the method of a row and its values of settings.
+
+    Where they are many, values of the preset are left out, if that still tells it from all rows `beside` it.
+    """
+    if len(settings) > FEW_SETTINGS:
+        short = _with_values(row, [name for name in settings if name in row.changes])
+        others = (_with_values(each, [name for name in settings if name in each.changes]) for each in beside)
+        if list(others).count(short) == 1:
+            return short
+    return _with_values(row, settings)
+
+
+def _with_values(row: Row, settings: Sequence[str]) -> str:
+    values = ((name, value_of(row, name)) for name in settings)
+    return ", ".join([row.method or row.label, *(f"{name}={value}" for name, value in values if value)])
 
 
 def groups(rows: Sequence[Row]) -> list[Group]:
@@ -215,7 +236,10 @@ def number_of(value: str) -> float | None:
 
 
 def _listed(found: Mapping[str, Sequence[str]]) -> str:
-    return ", ".join(f"{'; '.join(names)} ({value})" for value, names in found.items())
+    """Return which rows there are by what is different; many that are alike come last, as all others."""
+    *fewer, (value, most) = sorted(found.items(), key=lambda item: len(item[1]))
+    listed = [*fewer, (value, ["all others"])] if len(most) > MOST_LISTED else found.items()
+    return ", ".join(f"{'; '.join(names)} ({value})" for value, names in listed)
 
 
 def _part(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
