@@ -33,6 +33,7 @@ def control(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv(MPS_SHARE, raising=False)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     return notes
 
 
@@ -67,6 +68,14 @@ def test_the_server_sees_all_gpus_and_the_runs_those_that_were_chosen(control, m
     assert control.read_text().split() == ["-d", "<>", "quit", "<>"]
 
 
+def test_a_server_that_is_named_is_used(control, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
+    with mps(print, 4) as environment:
+        assert environment["CUDA_MPS_PIPE_DIRECTORY"] == str(tmp_path / "theirs")
+        assert environment[MPS_SHARE] == "50"
+    assert not control.exists()
+
+
 def test_a_share_that_was_chosen_by_hand_is_kept(control, monkeypatch):
     monkeypatch.setenv(MPS_SHARE, "30")
     with mps(print, 4) as environment:
@@ -76,6 +85,7 @@ def test_a_share_that_was_chosen_by_hand_is_kept(control, monkeypatch):
 def test_without_the_program_runs_take_turns(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv(MPS_SHARE, raising=False)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     said: list[str] = []
     with mps(said.append, 4) as environment:
         assert environment == dict(os.environ)

@@ -39,6 +39,7 @@ POLL_SECONDS = 0.2
 #: A cluster that refuses a run, because of a limit or a busy moment, is asked again after so many seconds.
 REFUSED_SECONDS = 60.0
 MPS_CONTROL = "nvidia-cuda-mps-control"
+MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 MPS_TOTAL_SHARE = 200
 
 
@@ -282,8 +283,11 @@ def share_of_card(slots: int) -> int:
 
 @contextmanager
 def mps(say: Callable[[str], None], slots: int) -> Iterator[dict[str, str]]:
-    """Run an MPS server for this grid; yield the environment in which `slots` processes find it."""
+    """Run an MPS server for this grid unless one is named; yield the environment in which `slots` processes find it."""
     environment = dict(os.environ)
+    if MPS_PIPE in environment:  # another grid on this card, or whoever runs the machine, has started one
+        yield {MPS_SHARE: str(share_of_card(slots)), **environment}
+        return
     program = shutil.which(MPS_CONTROL)
     if program is None:
         say(f"{MPS_CONTROL} is not installed; the runs share the GPU by taking turns.")
