@@ -100,6 +100,16 @@ def test_the_seed_decides(digits: Any, same: Any) -> None:
     assert not same(first, quick(seed=4).fit(*digits.train(0, 1)).model_)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients_gets_the_same_model(mode: Any, digits: Any, tmp_path: Path, same: Any) -> None:
+    expected = quick().partial_fit(*digits.train(0, 1)).partial_fit(*digits.train(2), folder=tmp_path / "expected")
+    with mode():
+        given = quick().partial_fit(*digits.train(0, 1)).partial_fit(*digits.train(2), folder=tmp_path / "given")
+        assert torch.is_grad_enabled() is False
+    assert same(given.model_, expected.model_)
+    assert same(given.partial_fit(*digits.train(3)).model_, expected.partial_fit(*digits.train(3)).model_)
+
+
 def test_a_failed_task_leaves_the_model_as_it_was(digits: Any, same: Any) -> None:
     classifier = quick().fit(*digits.train(0, 1))
     before = copy.deepcopy(classifier.model_)
