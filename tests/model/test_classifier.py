@@ -110,6 +110,38 @@ def test_a_caller_without_gradients_gets_the_same_model(mode: Any, digits: Any, 
     assert same(given.partial_fit(*digits.train(3)).model_, expected.partial_fit(*digits.train(3)).model_)
 
 
+@pytest.mark.parametrize("change", ["learn", "folder", "device", "more", "forget", "merge"])
+def test_who_is_asking_gets_the_answers_of_one_model(
+    change: str, digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may change, in another thread, between two pieces of the images that are asked about."""
+    images, _ = digits.test(0, 1)
+    classifier = quick().partial_fit(*digits.train(0, 1))
+    expected, copied = classifier.predict(images), copy.copy(classifier)
+    changes: dict[str, Any] = {
+        "learn": lambda: classifier.partial_fit(*digits.train(2, 3)),
+        "folder": lambda: classifier.partial_fit(*digits.train(2, 3), folder=tmp_path / "model"),
+        "device": lambda: classifier.set_params(precision="fp32").partial_fit(*digits.train(2)),
+        "more": lambda: classifier.partial_fit(*digits.train(0, 1), more=True),
+        "forget": lambda: classifier.forget([0]),
+        "merge": lambda: classifier.merge([0, 1], into=9),
+    }
+    waiting, scores = [changes[change]], Model.scores
+
+    def asked(model: Model, pixels: np.ndarray) -> np.ndarray:
+        found = scores(model, pixels)
+        while waiting:
+            waiting.pop()()
+        return found
+
+    monkeypatch.setattr(Model, "piece", 16)
+    monkeypatch.setattr(Model, "scores", asked)
+    assert np.array_equal(classifier.predict(images), expected)
+    assert not waiting
+    assert copied.classes_.tolist() == [0, 1]
+    assert np.array_equal(copied.predict(images), expected)
+
+
 def test_a_failed_task_leaves_the_model_as_it_was(digits: Any, same: Any) -> None:
     classifier = quick().fit(*digits.train(0, 1))
     before = copy.deepcopy(classifier.model_)
