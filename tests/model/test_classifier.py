@@ -257,6 +257,7 @@ def test_labels_that_cannot_be_saved_still_work_in_memory(digits: Any, tmp_path:
     [
         ([[0]] * 48, "not hashable"),
         ([float("nan")] * 48, "must not contain NaN"),
+        (["caf\udce9"] * 48, r"'caf\\udce9' is not valid UTF-8"),
         (np.zeros((48, 2)), "one label per image"),
         ("cat", "sequence with one label per image"),
         ([0] * 47, "48 images but 47 labels"),
