@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,8 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         for scikit-learn's callers and is not used; classes need not be announced.
         """
         pictures, plain, repeats = _to_learn(images, labels, sample_weight)
-        model: Model | None = getattr(self, "model_", None)
+        # Another thread may be asking the present model.
+        model: Model | None = copy.copy(getattr(self, "model_", None))
         if folder is not None:
             place = Path(folder).expanduser()
             options: dict[str, Any] = {"model": model, "device": self.device, "held_out": self.held_out}
@@ -196,9 +198,8 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
 
     # -- use -----------------------------------------------------------------------------------------------------
 
-    def _each(self, images: Any, function: Callable[[np.ndarray], Any]) -> tuple[np.ndarray, ...]:
-        """Apply a function of uint8 pixels to all images, piece by piece; it may return several arrays."""
-        model = self._learned()
+    def _each(self, model: Model, images: Any, function: Callable[[np.ndarray], Any]) -> tuple[np.ndarray, ...]:
+        """Apply a function of a model's uint8 input to all images, piece by piece; it may return several arrays."""
         pictures = self._gathered(images)
         size, results = model.card.image_size, []
         for start in range(0, len(pictures), model.piece):
@@ -209,18 +210,16 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
     def _gathered(self, images: Any) -> Pictures:
         return gather(images)
 
-    def _scores(self, images: Any) -> np.ndarray:
-        """Return the scores of every class, one row per image."""
-        return self._each(images, self._learned().scores)[0]
-
     def decision_function(self, images: Any) -> np.ndarray:
         """Return the scores of every class, one row per image; for two classes, the second score minus the first."""
-        scores = self._scores(images)
+        model = self._learned()
+        (scores,) = self._each(model, images, model.scores)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Return calibrated probabilities, one row per image, columns in the order of `classes_`."""
-        return self._each(images, self._learned().probabilities)[0]
+        model = self._learned()
+        return self._each(model, images, model.probabilities)[0]
 
     def predict(self, images: Any, unknown: float | None = None, unknown_label: Any = None) -> np.ndarray:
         """Return the label of every image.
@@ -228,26 +227,19 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
         With `unknown`, a share such as 0.05, images that are less typical of all known classes than that share of the
         images of known classes get `unknown_label` instead.
         """
+        model = self._learned()
         if unknown is None:
-            best = self._scores(images).argmax(axis=1)
-            return self.classes_[best]
-        model, typicality = self._learned(), self._typicality(unknown)
-        scores, typical = self._each(images, lambda pixels: (model.scores(pixels), typicality(pixels)))
+            (scores,) = self._each(model, images, model.scores)
+            return _label_array(model.card.labels)[scores.argmax(axis=1)]
+        _refuse_unknown(model, unknown)
+        scores, typical = self._each(model, images, lambda pixels: (model.scores(pixels), model.typicality(pixels)))
         labels = _label_array([*model.card.labels, unknown_label])
         return labels[np.where(typical < unknown, len(labels) - 1, scores.argmax(axis=1))]
-
-    def _typicality(self, share: float) -> Callable[[np.ndarray], np.ndarray]:
-        """Return the function that says how typical images are of known classes."""
-        if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 <= share <= 1:
-            raise SettingsError(f"unknown is a share from 0 to 1, such as 0.05, not {share!r}.")
-        model = self._learned()
-        model.refuse_without_typicality()
-        return lambda pixels: np.asarray(model.typicality(pixels))
 
     def transform(self, images: Any) -> np.ndarray:
         """Return the embedding of every image, float32: the features that the method's class statistics are about."""
         model = self._learned()
-        return self._each(images, lambda pixels: _embedded(model, pixels))[0]
+        return self._each(model, images, lambda pixels: _embedded(model, pixels))[0]
 
     @property
     def _n_features_out(self) -> int:
@@ -257,9 +249,10 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
 
     def score(self, images: Any, labels: Any = None, sample_weight: Any = None) -> float:
         """Return the share of images whose label is right."""
-        pictures, plain = gather_labelled(images, labels)
-        known = {label: number for number, label in enumerate(self._learned().card.labels)}
-        right = self._scores(pictures).argmax(axis=1) == [known.get(label, -1) for label in plain]
+        (pictures, plain), model = gather_labelled(images, labels), self._learned()
+        known = {label: number for number, label in enumerate(model.card.labels)}
+        (scores,) = self._each(model, pictures, model.scores)
+        right = scores.argmax(axis=1) == [known.get(label, -1) for label in plain]
         weights = None if sample_weight is None else check_weights(sample_weight, len(plain))
         return float(np.average(right, weights=weights))
 
@@ -286,18 +279,21 @@ class IncrementalClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tr
 
     def rename(self, old: Any, new: Any) -> IncrementalClassifier:
         """Give a class another label."""
-        classes.rename(self._learned(), old, new)
-        return self._take(self.model_)
+        model = copy.copy(self._learned())
+        classes.rename(model, old, new)
+        return self._take(model)
 
     def forget(self, labels: Any) -> IncrementalClassifier:
         """Remove all that is stored about these classes alone; see docs/classes.md for what cannot be removed."""
-        classes.forget(self._learned(), _listed(labels))
-        return self._take(self.model_)
+        model = copy.copy(self._learned())
+        classes.forget(model, _listed(labels))
+        return self._take(model)
 
     def merge(self, labels: Any, into: Any) -> IncrementalClassifier:
         """Make several classes one, called `into`."""
-        classes.merge(self._learned(), _listed(labels), into)
-        return self._take(self.model_)
+        model = copy.copy(self._learned())
+        classes.merge(model, _listed(labels), into)
+        return self._take(model)
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
@@ -383,6 +379,13 @@ def _to_learn(images: Any, labels: Any, weights: Any) -> tuple[Pictures, list[An
 def _embedded(model: Model, pixels: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return model.by_pieces(pixels, model.ready.embed)
+
+
+def _refuse_unknown(model: Model, share: Any) -> None:
+    """Refuse a share that is none, or a model that cannot say how typical images are of known classes."""
+    if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 <= share <= 1:
+        raise SettingsError(f"unknown is a share from 0 to 1, such as 0.05, not {share!r}.")
+    model.refuse_without_typicality()
 
 
 def _listed(labels: Any) -> list[Any]:

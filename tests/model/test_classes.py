@@ -309,6 +309,8 @@ def test_the_last_class_stays(learned: Any) -> None:
         (lambda model: classes.rename(model, 1, "../x"), "without /"),
         (lambda model: classes.rename(model, 1, " 2"), "differs from '2'"),
         (lambda model: classes.rename(model, 1, "x" * 300), "1 to 255 characters"),
+        (lambda model: classes.rename(model, 1, "caf\udce9"), r"not valid UTF-8 \(caf\\udce9\) cannot name a class"),
+        (lambda model: classes.merge(model, [1, 2], "caf\udce9"), "not valid UTF-8"),
         (lambda model: classes.rename(model, 1, frozenset()), "cannot be saved"),
     ],
 )

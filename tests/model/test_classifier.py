@@ -100,6 +100,48 @@ def test_the_seed_decides(digits: Any, same: Any) -> None:
     assert not same(first, quick(seed=4).fit(*digits.train(0, 1)).model_)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients_gets_the_same_model(mode: Any, digits: Any, tmp_path: Path, same: Any) -> None:
+    expected = quick().partial_fit(*digits.train(0, 1)).partial_fit(*digits.train(2), folder=tmp_path / "expected")
+    with mode():
+        given = quick().partial_fit(*digits.train(0, 1)).partial_fit(*digits.train(2), folder=tmp_path / "given")
+        assert torch.is_grad_enabled() is False
+    assert same(given.model_, expected.model_)
+    assert same(given.partial_fit(*digits.train(3)).model_, expected.partial_fit(*digits.train(3)).model_)
+
+
+@pytest.mark.parametrize("change", ["learn", "folder", "device", "more", "forget", "merge"])
+def test_who_is_asking_gets_the_answers_of_one_model(
+    change: str, digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may change, in another thread, between two pieces of the images that are asked about."""
+    images, _ = digits.test(0, 1)
+    classifier = quick().partial_fit(*digits.train(0, 1))
+    expected, copied = classifier.predict(images), copy.copy(classifier)
+    changes: dict[str, Any] = {
+        "learn": lambda: classifier.partial_fit(*digits.train(2, 3)),
+        "folder": lambda: classifier.partial_fit(*digits.train(2, 3), folder=tmp_path / "model"),
+        "device": lambda: classifier.set_params(precision="fp32").partial_fit(*digits.train(2)),
+        "more": lambda: classifier.partial_fit(*digits.train(0, 1), more=True),
+        "forget": lambda: classifier.forget([0]),
+        "merge": lambda: classifier.merge([0, 1], into=9),
+    }
+    waiting, scores = [changes[change]], Model.scores
+
+    def asked(model: Model, pixels: np.ndarray) -> np.ndarray:
+        found = scores(model, pixels)
+        while waiting:
+            waiting.pop()()
+        return found
+
+    monkeypatch.setattr(Model, "piece", 16)
+    monkeypatch.setattr(Model, "scores", asked)
+    assert np.array_equal(classifier.predict(images), expected)
+    assert not waiting
+    assert copied.classes_.tolist() == [0, 1]
+    assert np.array_equal(copied.predict(images), expected)
+
+
 def test_a_failed_task_leaves_the_model_as_it_was(digits: Any, same: Any) -> None:
     classifier = quick().fit(*digits.train(0, 1))
     before = copy.deepcopy(classifier.model_)
@@ -215,6 +257,7 @@ def test_labels_that_cannot_be_saved_still_work_in_memory(digits: Any, tmp_path:
     [
         ([[0]] * 48, "not hashable"),
         ([float("nan")] * 48, "must not contain NaN"),
+        (["caf\udce9"] * 48, r"'caf\\udce9' is not valid UTF-8"),
         (np.zeros((48, 2)), "one label per image"),
         ("cat", "sequence with one label per image"),
         ([0] * 47, "48 images but 47 labels"),

@@ -197,11 +197,21 @@ def test_what_is_learned_elsewhere_is_used(client: Any, folder: Path, digits: Di
     assert len(ask(client, digits.test("two")[0])["predictions"][0]["classes"]) == 3
 
 
-def test_a_folder_that_is_damaged_leaves_the_old_model_in_use(client: Any, folder: Path, digits: Digits) -> None:
-    (folder / "model.json").write_text("{}")
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_damaged_or_missing_model_leaves_the_old_one_in_use(
+    gone: bool, client: Any, folder: Path, digits: Digits
+) -> None:
+    card = folder / "model.json"
+    kept = Path(shutil.copy(card, folder.parent / "kept.json"))
+    card.unlink() if gone else card.write_text("{}")
     problem = until(lambda: client.get("/api/model").json()["problem"], lambda found: found is not None)
     assert "cannot be used" in problem
+    assert ("has no model.json" in problem) is gone
+    refused = client.post("/api/teach", files=form(two=digits.train("two")))
+    assert (refused.status_code, refused.json()["error"]) == (409, problem)
     assert len(ask(client, digits.test("one")[0])["predictions"][0]["classes"]) == 2
+    kept.rename(card)
+    until(lambda: client.get("/api/model").json()["problem"], lambda found: found is None)
 
 
 def test_the_model_of_an_experiment_is_not_taught(

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from efcil.core import classifiers
+from efcil.data.sources.listing import is_text
 from efcil.engine import checkpoint, hardware
-from efcil.errors import SettingsError, shortened, some, unknown
+from efcil.errors import SettingsError, printable, shortened, some, unknown
 from efcil.files import locked, refuse_full, refuse_unwritable
 from efcil.methods.base import Method
 from efcil.methods.memory import POOLED, SHARED, ClassMemory
@@ -207,6 +208,10 @@ def _refuse_name(model: Model, name: Hashable, instead_of: Sequence[Hashable]) -
         raise SettingsError(
             f"A class cannot be called {shortened(name)!r}: no folder of images can have that name. Give a name of 1 "
             f"to {contents.LONGEST} characters, without /, that does not begin with a dot."
+        )
+    if not is_text(name):
+        raise SettingsError(
+            f"A name that is not valid UTF-8 ({printable(shortened(name))}) cannot name a class. Give another name."
         )
 
 

@@ -35,6 +35,7 @@ from efcil.data.sources.listing import (
     images_below,
     images_of_classes,
     is_image,
+    is_text,
     visible_folders,
     wrong_level,
 )
@@ -276,6 +277,8 @@ def _plain_label(label: Any) -> Hashable:
         label = label.item()
     if isinstance(label, float) and not math.isfinite(label):
         raise InputError(f"A label is {label} (labels must not contain NaN or infinity). Leave out images without one.")
+    if isinstance(label, str) and not is_text(label):
+        raise InputError(f"The label {label!r} is not valid UTF-8, so it cannot name a class. Give another one.")
     try:
         hash(label)
     except TypeError:

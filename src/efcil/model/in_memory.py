@@ -206,7 +206,7 @@ class Model:
             self._device = settings.device
             self.execution = choose_execution(replace(self.card.settings, device=settings.device))
             if self.method is not None:
-                self.adopt(self.method)
+                self.adopt(self.twin())
 
     def _same_weights(self, weights: str | None) -> bool:
         """Say whether a file holds the weights that the model started with, wherever it lies now."""
@@ -344,6 +344,12 @@ class Model:
         return np.concatenate(results)
 
     # -- copies --------------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> Model:
+        """Return a model that shares the method: whatever changes one of them gives it a method of its own."""
+        other = Model.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle needs: the contents of a model folder."""

@@ -70,9 +70,11 @@ class Keeper:
         """Use the folder's present model. One that cannot be read leaves the old one in use, and says why."""
         with self._loading:
             stamp = self._stamp()
-            if stamp == self._seen or not stamp:
+            if stamp == self._seen:
                 return
             try:
+                if not stamp:
+                    model_folder.read(self.folder)  # says what there is instead of a model
                 loaded = self._load()
             except (EfcilError, OSError) as error:
                 self.problem = f"The folder has changed, and its model cannot be used: {error}"

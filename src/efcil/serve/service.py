@@ -115,6 +115,8 @@ class Service:
         """Begin a teaching from a form: a field `class` names the class of the images after it."""
         self.jobs.refuse_second()
         self._refuse_foreign()
+        if self.keeper.problem is not None:  # where the model is gone, another one would take the place of that in use
+            raise Refused(409, self.keeper.problem)
         if self._receiving:
             raise Refused(409, "Pictures of another teaching are arriving. Wait until that has ended.")
         self._receiving = True

@@ -89,7 +89,7 @@ def images_of_class(folder: Path) -> list[Path]:
 
 def images_of_classes(folders: Sequence[Path]) -> dict[Path, list[Path]]:
     """Return the images of every class folder; a DataError names folders that have none, or whose names are no text."""
-    unreadable = [folder for folder in folders if not _is_text(folder.name)]
+    unreadable = [folder for folder in folders if not is_text(folder.name)]
     if unreadable:
         raise DataError(
             f"{some(unreadable)}: a name that is not valid {sys.getfilesystemencoding().upper()} cannot name a class. "
@@ -106,7 +106,7 @@ def images_of_classes(folders: Sequence[Path]) -> dict[Path, list[Path]]:
     return found
 
 
-def _is_text(name: str) -> bool:
+def is_text(name: str) -> bool:
     """Return whether a name could be decoded; Python keeps bytes that could not as lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
