@@ -353,6 +353,12 @@ def test_threads_sleep_while_they_wait(arguments: str, tmp_path: Path, monkeypat
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
+def test_a_model_without_a_name_is_refused(folders: Path, capsys: Any) -> None:
+    """An empty shell variable would name the current folder."""
+    assert main(["learn", "", "--data", str(folders)]) == 2
+    assert "The name of the model's folder is empty." in capsys.readouterr().err
+
+
 def test_a_folder_of_photographs_does_not_hide_what_the_model_knows(
     named: Path, folders: Path, tmp_path: Path, capsys: Any
 ) -> None:

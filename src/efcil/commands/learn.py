@@ -15,6 +15,7 @@ from efcil.commands.parser import (
     add_log,
     add_option,
     let_threads_sleep,
+    model_folder,
     trackers,
 )
 from efcil.errors import printable, some
@@ -51,7 +52,7 @@ _HELP = {
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments and flags, most made from the fields of TrainingSettings."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model")
+    parser.add_argument("model", type=model_folder, metavar="MODEL", help="folder of the model")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="one sub-folder of images per class")
     parser.add_argument(
         "--more",
