@@ -124,7 +124,7 @@ class Random(Sound):
 
 
 class Projected(Sound):
-    """Makes layers as PyTorch does: one for good, and one for every task."""
+    """Makes layers as PyTorch does, one for good, and one for every task; they have a learning rate of their own."""
 
     def __init__(self, network, settings=None):
         super().__init__(network, settings)
@@ -136,8 +136,8 @@ class Projected(Sound):
         self.projector = nn.Linear(self.network.feature_size, 4)
 
     def parameter_groups(self, recipe):
-        own = [*self.scale.parameters(), *self.projector.parameters()]
-        return [*super().parameter_groups(recipe), {"params": own, "learning_rate": recipe.learning_rate}]
+        own = (each for layer in (self.scale, self.projector) for each in layer.parameters())
+        return [*super().parameter_groups(recipe), {"params": own, "learning_rate": 2 * recipe.learning_rate}]
 
     def loss(self, batch):
         projected = self.projector(self.network.features(batch.images)).square().mean()
@@ -267,6 +267,19 @@ class LivelyTeacher(Sound):
 class OneRate(Sound):
     def parameter_groups(self, recipe):
         return [{**group, "learning_rate": recipe.learning_rate} for group in super().parameter_groups(recipe)]
+
+
+@broken("backbone_has_its_own_learning_rate", "outside the backbone has the learning rate 1e-05, and 0.02 was expected")
+class FollowsTheBackbone(Projected):
+    def parameter_groups(self, recipe):
+        backbone, heads, own = super().parameter_groups(recipe)
+        return [backbone, heads, {**own, "learning_rate": recipe.backbone_learning_rate or own["learning_rate"]}]
+
+
+@broken("learns_unequal_tasks", "a new one does not have projector.bias, projector.weight")
+class KeepsWhatItBegan(Projected):
+    def end_task(self, task, data):
+        Sound.end_task(self, task, data)
 
 
 @broken("normalisation_is_frozen_or_learns", "differs")

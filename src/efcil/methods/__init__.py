@@ -106,4 +106,4 @@ def _loading(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise SettingsError(f"Loading {what} failed: {type(error).__name__}: {error}.") from error
+        raise SettingsError(f"Loading {what} failed: {type(error).__name__}: {str(error).rstrip('.')}.") from error
