@@ -30,6 +30,7 @@ class Mine(Method):
     name = "{name}"
     summary = "a method"
 """
+TWINS = NAMED.format(name="twin") + NAMED.replace("Mine", "Other").format(name="twin")
 ATTRACTED = """
 import torch
 from efcil.core.losses import cross_entropy
@@ -287,6 +288,7 @@ def test_installed_packages_are_asked(tmp_path: Path, monkeypatch: pytest.Monkey
         (None, "does not exist"),
         ("raise RuntimeError('boom')", r"mine\.py failed: RuntimeError: boom"),
         (NAMED.format(name="efc"), "Two methods are called 'efc'"),
+        (TWINS, r"called 'twin': both in .*mine\.py\. Give yours another name"),
         (NAMED.format(name=""), "defines no method: a subclass of Method with a name"),
         ("", "defines no method"),
     ],
@@ -322,6 +324,18 @@ def test_settings_called_as_those_of_every_run_are_refused(tmp_path: Path, monke
     (tmp_path / "mine.py").write_text("from dataclasses import dataclass\n" + NAMED.format(name="mine") + settings)
     monkeypatch.setenv(methods.VARIABLE, str(tmp_path / "mine.py"))
     with pytest.raises(SettingsError, match=r"called as those of every run: epochs, seed\. Give them other names\.$"):
+        found()
+
+
+def test_a_file_may_be_named_twice_and_another_file_is_another_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = write(tmp_path / "one.py", "twin"), write(tmp_path / "two.py", "twin")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(methods.VARIABLE, os.pathsep.join(["one.py", str(one)]))
+    assert "twin" in found()
+    monkeypatch.setenv(methods.VARIABLE, str(tmp_path))
+    with pytest.raises(SettingsError, match=re.escape(f"called 'twin': one in {one}, one in {two}.")):
         found()
 
 
