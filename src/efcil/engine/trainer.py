@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -95,6 +95,7 @@ class Trainer:
         learner.training_mode(recipe)
         self.feed = Feed(learner, data, task, recipe.batch_size, recipe.label_smoothing)
         groups = _checked_groups(learner, recipe)
+        _train_own_layers(learner, groups)
         self.optimiser: Optimiser
         self.trains = bool(groups) and recipe.epochs > 0
         self.rotated = rotated.attach(learner, task, recipe) if self.trains else None
@@ -261,6 +262,14 @@ def _checked_groups(learner: Method, recipe: Recipe) -> list[ParameterGroup]:
             )
         groups.append({**group, "params": list(group["params"])})
     return groups
+
+
+def _train_own_layers(learner: Method, groups: Sequence[ParameterGroup]) -> None:
+    """Set what the method trains besides its network to training mode, as layers are that it has just made."""
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    for layers in learner.children():
+        if layers is not learner.network and any(id(parameter) in trained for parameter in layers.parameters()):
+            layers.train()
 
 
 def _checked_terms(learner: Method, batch: Batch) -> Terms:
