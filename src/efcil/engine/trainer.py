@@ -273,7 +273,7 @@ def _train_own_layers(learner: Method, groups: Sequence[ParameterGroup]) -> None
 
 
 def _checked_terms(learner: Method, batch: Batch) -> Terms:
-    """Return the terms of the method's loss; refuse what is not one number on the device for each name."""
+    """Return the terms of the method's loss; refuse what is not one number for each name."""
     terms = learner.loss(batch)
     if not isinstance(terms, dict) or not terms:
         found = "nothing" if terms is None or isinstance(terms, dict) else f"a {_kind(terms)}"
