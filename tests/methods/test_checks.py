@@ -26,6 +26,7 @@ from efcil.settings import option
 from efcil.testing import BACKBONE_CHECKS, METHOD_CHECKS, LeftOut, check_backbone, check_method, on_trial
 from efcil.testing.pretended import missing
 from efcil.testing.stream import blueprint, short_stream
+from efcil.testing.trial import history
 
 BROKEN: list[tuple[type[Method], str, str]] = []
 
@@ -124,7 +125,7 @@ class Random(Sound):
 
 
 class Projected(Sound):
-    """Makes layers as PyTorch does: one for good, and one for every task."""
+    """Makes layers as PyTorch does, one for good, and one for every task; they have a learning rate of their own."""
 
     def __init__(self, network, settings=None):
         super().__init__(network, settings)
@@ -136,8 +137,8 @@ class Projected(Sound):
         self.projector = nn.Linear(self.network.feature_size, 4)
 
     def parameter_groups(self, recipe):
-        own = [*self.scale.parameters(), *self.projector.parameters()]
-        return [*super().parameter_groups(recipe), {"params": own, "learning_rate": recipe.learning_rate}]
+        own = (each for layer in (self.scale, self.projector) for each in layer.parameters())
+        return [*super().parameter_groups(recipe), {"params": own, "learning_rate": 2 * recipe.learning_rate}]
 
     def loss(self, batch):
         projected = self.projector(self.network.features(batch.images)).square().mean()
@@ -157,6 +158,35 @@ def test_new_layers_follow_from_the_seed() -> None:
         plan = blueprint(Projected, Projected.Settings())
         made.append(plan.around(stream.network_state).scale.weight.item())
     assert made[0] == made[1]
+
+
+class Normalised(Projected):
+    """Trains a BatchNorm of its own, and keeps one that does not train."""
+
+    def __init__(self, network, settings=None):
+        super().__init__(network, settings)
+        self.keep("norm", nn.BatchNorm1d(network.feature_size), why="tests")
+        self.keep("still", nn.BatchNorm1d(network.feature_size), why="tests")
+
+    def parameter_groups(self, recipe):
+        own = {"params": self.norm.parameters(), "learning_rate": recipe.learning_rate}
+        return [*super().parameter_groups(recipe), own]
+
+    def loss(self, batch):
+        features = self.network.features(batch.images)
+        normed = self.norm(features) if len(features) > 1 else features  # BatchNorm refuses a single image
+        apart = (normed - self.still(features).detach()).square().mean()
+        return super().loss(batch) | {"apart": apart}
+
+
+def test_layers_that_are_kept_are_in_training_mode_if_they_train() -> None:
+    """When a task has ended everything is in eval mode, and the next one begins so."""
+    assert not [each for each in check_method(Normalised) if each.outcome == "failed"]
+    method, records = history(on_trial(Normalised))
+    steps = [int(record.state["norm.num_batches_tracked"]) for record in records]
+    assert 0 == steps[0] < steps[1] < steps[2]
+    assert int(method.still.num_batches_tracked) == 0
+    assert not method.norm.training
 
 
 @broken("saved_state_is_complete", "Scores differ after loading")
@@ -267,6 +297,19 @@ class LivelyTeacher(Sound):
 class OneRate(Sound):
     def parameter_groups(self, recipe):
         return [{**group, "learning_rate": recipe.learning_rate} for group in super().parameter_groups(recipe)]
+
+
+@broken("backbone_has_its_own_learning_rate", "outside the backbone has the learning rate 1e-05, and 0.02 was expected")
+class FollowsTheBackbone(Projected):
+    def parameter_groups(self, recipe):
+        backbone, heads, own = super().parameter_groups(recipe)
+        return [backbone, heads, {**own, "learning_rate": recipe.backbone_learning_rate or own["learning_rate"]}]
+
+
+@broken("learns_unequal_tasks", "a new one does not have projector.bias, projector.weight")
+class KeepsWhatItBegan(Projected):
+    def end_task(self, task, data):
+        Sound.end_task(self, task, data)
 
 
 @broken("normalisation_is_frozen_or_learns", "differs")

@@ -30,6 +30,7 @@ class Mine(Method):
     name = "{name}"
     summary = "a method"
 """
+TWINS = NAMED.format(name="twin") + NAMED.replace("Mine", "Other").format(name="twin")
 ATTRACTED = """
 import torch
 from efcil.core.losses import cross_entropy
@@ -206,6 +207,51 @@ def test_an_old_network_that_was_not_kept(
     assert "call self.keep_teacher() in begin_task" in capsys.readouterr().err
 
 
+TERMS = 'return {"current": current, "drift": self.settings.weight * drift}'
+GROUPS = """
+    def parameter_groups(self, recipe):
+        return [{group} for group in super().parameter_groups(recipe)]
+
+    def frozen("""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            TERMS,
+            'return {"current": current, "drift": 0.5}',
+            "The term 'drift' that `loss` of 'anchor' returned is a float",
+        ),
+        (TERMS, 'return {"current": current[None]}', "is a tensor of shape (1,)"),
+        (TERMS, "pass", "`loss` of 'anchor' returned nothing. Return terms by name"),
+        (TERMS, "return current", "`loss` of 'anchor' returned a tensor. Return terms by name"),
+        (TERMS, "return {str(n): current for n in range(9)}", "A loss has 8 terms at most, not 9: 0, 1,"),
+        ("        super().begin_task(task)\n", "", "heads for 4 classes, not for the 7 that are seen with this task"),
+        (
+            "        super().begin_task(task)\n",
+            "        super().begin_task(task)\n        self.layer = torch.nn.Linear(1, 1)\n",
+            "a new one does not have layer.bias, layer.weight",
+        ),
+        (
+            "\n    def frozen(",
+            GROUPS.replace("{group}", '{**group, "weight_decay": 0}'),
+            "keys params, learning_rate, weight_decay. All else",
+        ),
+        ("\n    def frozen(", GROUPS.replace("{group}", '{"params": group["params"], "lr": 1}'), "keys params, lr."),
+        ("\n    def frozen(", GROUPS.replace("{group}", 'group["params"]'), "a list. All else"),
+    ],
+)
+def test_what_the_engine_cannot_use_is_said_in_a_sentence(
+    old: str, new: str, message: str, install: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The layer of begin_task trains as usual, but an interrupted run could not go on, and no command use the model."""
+    assert old in example()
+    install(example().replace(old, new))
+    assert main(["run", "--method", "anchor", *SHORT, "--output", str(tmp_path / "runs")]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_a_method_that_is_not_found_may_be_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(methods.VARIABLE, raising=False)
     with pytest.raises(SettingsError, match=r"Unknown method 'anchor'.*set \$EFCIL_METHODS to its file"):
@@ -242,6 +288,7 @@ def test_installed_packages_are_asked(tmp_path: Path, monkeypatch: pytest.Monkey
         (None, "does not exist"),
         ("raise RuntimeError('boom')", r"mine\.py failed: RuntimeError: boom"),
         (NAMED.format(name="efc"), "Two methods are called 'efc'"),
+        (TWINS, r"called 'twin': both in .*mine\.py\. Give yours another name"),
         (NAMED.format(name=""), "defines no method: a subclass of Method with a name"),
         ("", "defines no method"),
     ],
@@ -268,6 +315,27 @@ def test_settings_that_are_no_frozen_dataclass_are_refused(
     (tmp_path / "mine.py").write_text("from dataclasses import dataclass\n" + NAMED.format(name="mine") + settings)
     monkeypatch.setenv(methods.VARIABLE, str(tmp_path / "mine.py"))
     with pytest.raises(SettingsError, match="Settings of method mine are not a frozen dataclass"):
+        found()
+
+
+def test_settings_called_as_those_of_every_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mine+epochs=2` would be two runs, and their rows of a table one."""
+    settings = "    @dataclass(frozen=True)\n    class Settings:\n        seed: int = 3\n        epochs: int = 1\n"
+    (tmp_path / "mine.py").write_text("from dataclasses import dataclass\n" + NAMED.format(name="mine") + settings)
+    monkeypatch.setenv(methods.VARIABLE, str(tmp_path / "mine.py"))
+    with pytest.raises(SettingsError, match=r"called as those of every run: epochs, seed\. Give them other names\.$"):
+        found()
+
+
+def test_a_file_may_be_named_twice_and_another_file_is_another_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = write(tmp_path / "one.py", "twin"), write(tmp_path / "two.py", "twin")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(methods.VARIABLE, os.pathsep.join(["one.py", str(one)]))
+    assert "twin" in found()
+    monkeypatch.setenv(methods.VARIABLE, str(tmp_path))
+    with pytest.raises(SettingsError, match=re.escape(f"called 'twin': one in {one}, one in {two}.")):
         found()
 
 

@@ -156,6 +156,14 @@ class Tiny(nn.Module):
         return self.layer(images) * self.scale
 
 
+class Sized(Tiny):
+    """One that says how many features it gives."""
+
+    def __init__(self, said: int) -> None:
+        super().__init__()
+        self.feature_size = said
+
+
 @pytest.fixture
 def own_module(monkeypatch: pytest.MonkeyPatch) -> str:
     module = types.ModuleType("somebodys_networks")
@@ -165,6 +173,7 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> str:
     module.broken = lambda: 3  # type: ignore[attr-defined]
     module.needy = lambda size: size  # type: ignore[attr-defined]
     module.failing = lambda: 1 // 0  # type: ignore[attr-defined]
+    module.more = lambda: Sized(6)  # type: ignore[attr-defined]
     module.flat = lambda: nn.Linear(7, 3)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "somebodys_networks", module)
     monkeypatch.setattr(backbones, "_named", set())
@@ -183,6 +192,8 @@ def test_any_module_that_gives_features(own_module: str) -> None:
     for name, why in (("missing", "AttributeError"), ("needy", "TypeError"), ("failing", "ZeroDivisionError")):
         with pytest.raises(SettingsError, match=f"cannot be made .{why}: "):
             locate(f"somebodys_networks:{name}")
+    with pytest.raises(SettingsError, match=r"somebodys_networks:more gives 5 features, but says 6\."):
+        locate("somebodys_networks:more", "none").refuse_images(8)
     with pytest.raises(SettingsError, match="gives no features for an image of 224 x 224 pixels"):
         fresh_network(locate("somebodys_networks:flat"), 0, torch.device("cpu"))
 

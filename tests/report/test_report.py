@@ -114,6 +114,24 @@ def test_unfinished_damaged_and_repeated_runs_are_listed(runs: Path, tmp_path: P
         assert all(str(path) in text for path in reasons)
 
 
+def test_a_newer_run_of_the_same_name_need_not_be_the_same(tmp_path: Path) -> None:
+    """Two people's runs of a method of their own, whose default one of them has changed."""
+    facts = {"method": "anchor", "data": "1" * 64}
+    mine = {**facts, "method_source": "a" * 64, "identity": {"method_settings": {"weight": 0.1}}}
+    yours = {**facts, "method_source": "b" * 64, "identity": {"method_settings": {"weight": 0.2}}}
+    write_run(tmp_path / "mine", "digits", "cs5", "anchor", 0, **mine)
+    write_run(tmp_path / "mine", "digits", "cs5", "anchor", 1, **yours)
+    for seed in (0, 1):
+        write_run(tmp_path / "yours", "digits", "cs5", "anchor", seed, **yours, finished="2025-01-01T00:00:00")
+    first, second = (problem.reason for problem in table(find_runs([tmp_path])).problems)
+    place = tmp_path / "yours/digits/cs5/anchor"
+    assert first == (
+        f"{place / 'seed0'} has the same name and seed, but other settings (method_settings.weight) and another "
+        "version of the method; the newer one is counted"
+    )
+    assert second == f"the same run as {place / 'seed1'}, which is counted instead"
+
+
 def test_text_fits_eighty_columns_and_aligns(runs: Path) -> None:
     text = render(table(find_runs([runs])), "text", width=80)
     assert text.splitlines()[:7] == [

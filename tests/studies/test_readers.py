@@ -442,6 +442,23 @@ def test_results_files_are_recognised_by_their_columns(tmp_path: Path) -> None:
         Measured().read_results(tmp_path / "absent")
 
 
+def test_what_is_no_accuracy_is_read_of_every_run_once(tmp_path: Path) -> None:
+    """Of a run that is there for other classifiers alone, by the first of its rows."""
+    file = tmp_path / "mine.yaml"
+    rows = [
+        ("lda", "efc", "lda"), ("own", "efc", "own"), ("bayes", "efc", "bayes"),
+        ("ridge", "fecam", "ridge"), ("svm", "fecam", "svm"),
+    ]  # fmt: skip
+    runs = "".join(f"  - {{name: {name}, method: {method}, classifier: {by}}}\n" for name, method, by in rows)
+    file.write_text(
+        "title: Mine\nabout: tests\ndatasets: [cifar100]\nscenarios: [cs10]\nsettings: {classifier: all}\n"
+        f"runs:\n{runs}read:\n  - {{reader: timing}}\n",
+        encoding="utf-8",
+    )
+    (sheet,) = result_of(str(file), Measured()).outcomes[0][1].sheets
+    assert [row[2] for row in sheet.rows] == ["own", "ridge"]
+
+
 def test_classifiers_are_not_taken_for_results_of_the_method(tmp_path: Path) -> None:
     key = ("cifar100", "cs10", "efc+classifier=all", 0)
     rows = [{"classifier": name, **accuracy(40.0), "commit": "abc"} for name in ("bayes", "lda")]

@@ -195,6 +195,12 @@ def begin(method: Method, task: Task, execution: Execution) -> None:
     """Let the method begin a later task. Layers that it makes follow from the seed, and are moved to the device."""
     with seeds.seeded(seeds.derive(task.seed, "begin", task.index)):
         method.begin_task(task)
+    classes = sum(method.network.head_sizes)
+    if classes != task.seen:
+        raise TrainingError(
+            f"After begin_task of {method.name!r} the network has heads for {classes} classes, not for the {task.seen} "
+            "that are seen with this task: begin_task calls super().begin_task(task) once, which adds a head."
+        )
     method.to(execution.device)
 
 
@@ -244,7 +250,6 @@ def learn_task(
             train(trainer)
         return {name: value.detach().clone() for name, value in trainer.learner.network.state_dict().items()}
 
-    first = method is None
     if method is None:
         method = blueprint.around(train_first() if share is None else share(train_first))
     else:
@@ -252,7 +257,8 @@ def learn_task(
             train(begin_later(method, task, data, recipe, blueprint.execution))
     with phase("statistics"), nullcontext() if journal is None else journal.ending():
         end(method, task, data)
-    if first and blueprint.method not in methods.bundled().values():
+    # What begin_task makes is there from the second task on.
+    if task.index <= 1 and blueprint.method not in methods.bundled().values():
         refuse_unloadable(blueprint, method)
     return method
 
@@ -268,5 +274,6 @@ def refuse_unloadable(blueprint: Blueprint, method: Method) -> None:
         why = f"a new one does not have {some(missing)}" if missing else f"{error}"
         raise TrainingError(
             f"The state of method {method.name!r} could not be loaded again: {why}. Register every parameter, buffer "
-            "and submodule in __init__; a buffer that grows starts with no rows."
+            "and submodule in __init__; a buffer that grows starts with no rows. What begin_task makes for one task is "
+            "set to None in end_task."
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from efcil.engine.execution import Execution
 from efcil.engine.feed import Feed
 from efcil.engine.optimiser import FlatOptimiser, Optimiser, TorchOptimiser, rate_factor
 from efcil.errors import TrainingError
-from efcil.methods.base import Method, Task
+from efcil.methods.base import Batch, Method, ParameterGroup, Task, Terms
 from efcil.network import split
 from efcil.settings import Recipe
 
@@ -94,7 +94,8 @@ class Trainer:
         self.execution = execution
         learner.training_mode(recipe)
         self.feed = Feed(learner, data, task, recipe.batch_size, recipe.label_smoothing)
-        groups = learner.parameter_groups(recipe)
+        groups = _checked_groups(learner, recipe)
+        _train_own_layers(learner, groups)
         self.optimiser: Optimiser
         self.trains = bool(groups) and recipe.epochs > 0
         self.rotated = rotated.attach(learner, task, recipe) if self.trains else None
@@ -222,12 +223,7 @@ class Trainer:
         self.optimiser.begin_step(None if isinstance(place, int) else place)
         with split.averaged():
             batch = self.feed.batch(place, length)
-            terms = self.learner.loss(batch)
-            if isinstance(terms, Tensor):
-                raise TrainingError(
-                    f"`loss` of {self.learner.name!r} returned a tensor. Return terms by name, such as "
-                    '{"loss": value}: progress and logs show each of them.'
-                )
+            terms = _checked_terms(self.learner, batch)
             if self.contrast is not None:
                 self.contrast.look(self.learner, batch)
             if self.rotated is not None:
@@ -237,6 +233,8 @@ class Trainer:
             if self.contrast is not None:
                 terms["contrast"] = self.recipe.contrast * self.contrast.loss(batch)
         self.names = list(terms)
+        if len(terms) > MOST_TERMS:
+            raise TrainingError(f"A loss has {MOST_TERMS} terms at most, not {len(terms)}: {', '.join(terms)}.")
         values = torch.stack(list(terms.values()))
         self.optimiser.backward(values.sum())
         self.optimiser.step()
@@ -249,6 +247,52 @@ class Trainer:
             else:
                 self.losses[:, : len(values)].index_copy_(0, place, values[None])
                 place.add_(1)
+
+
+def _checked_groups(learner: Method, recipe: Recipe) -> list[ParameterGroup]:
+    """Return the method's groups of parameters, each in a list. What the optimiser would not read is refused."""
+    groups = []
+    for group in learner.parameter_groups(recipe):
+        if not isinstance(group, Mapping) or set(group) != {"params", "learning_rate"}:
+            found = f"keys {', '.join(map(str, group))}" if isinstance(group, Mapping) else f"a {_kind(group)}"
+            raise TrainingError(
+                f"`parameter_groups` of {learner.name!r} returned a group that is not "
+                f'{{"params": [...], "learning_rate": ...}}: {found}. All else, such as momentum and weight decay, is '
+                "the recipe's."
+            )
+        groups.append({**group, "params": list(group["params"])})
+    return groups
+
+
+def _train_own_layers(learner: Method, groups: Sequence[ParameterGroup]) -> None:
+    """Set what the method trains besides its network to training mode, as layers are that it has just made."""
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    for layers in learner.children():
+        if layers is not learner.network and any(id(parameter) in trained for parameter in layers.parameters()):
+            layers.train()
+
+
+def _checked_terms(learner: Method, batch: Batch) -> Terms:
+    """Return the terms of the method's loss; refuse what is not one number for each name."""
+    terms = learner.loss(batch)
+    if not isinstance(terms, dict) or not terms:
+        found = "nothing" if terms is None or isinstance(terms, dict) else f"a {_kind(terms)}"
+        raise TrainingError(
+            f"`loss` of {learner.name!r} returned {found}. Return terms by name, such as "
+            '{"loss": value}: progress and logs show each of them.'
+        )
+    for name, value in terms.items():
+        if not isinstance(value, Tensor) or value.dim():
+            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {_kind(value)}"
+            raise TrainingError(
+                f"The term {name!r} that `loss` of {learner.name!r} returned is {found}. Each term is a tensor with a "
+                "single number, such as the mean over the batch."
+            )
+    return terms
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__.lower()
 
 
 class _LossReader:

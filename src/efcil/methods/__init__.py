@@ -24,6 +24,8 @@ from efcil.methods.base import Method
 
 VARIABLE = "EFCIL_METHODS"
 ENTRY_POINTS = "efcil.methods"
+#: How the names of the modules begin that are made of users' files.
+_OWN = "efcil_methods."
 
 
 @cache
@@ -31,20 +33,26 @@ def available() -> dict[str, type[Method]]:
     """Return all methods by name."""
     found: dict[str, type[Method]] = {}
     for module in _modules():
-        for name, value in _methods_of(module).items():
+        for value in _methods_of(module):
+            name = value.name
             if found.setdefault(name, value) is not value:
-                raise SettingsError(
-                    f"Two methods are called {name!r}: one in {found[name].__module__}, one in {module.__file__}. "
-                    "Give yours another name."
-                )
+                places = [_place_of(found[name]), _place_of(value)]
+                where = f"both in {places[0]}" if places[0] == places[1] else f"one in {places[0]}, one in {places[1]}"
+                raise SettingsError(f"Two methods are called {name!r}: {where}. Give yours another name.")
     return dict(sorted(found.items()))
 
 
-def _methods_of(module: ModuleType) -> dict[str, type[Method]]:
+def _place_of(method: type[Method]) -> str:
+    """Return where a method is defined: its module, or the file of a user's own."""
+    name = method.__module__
+    return str(sys.modules[name].__file__) if name.startswith(_OWN) else name
+
+
+def _methods_of(module: ModuleType) -> list[type[Method]]:
     """Return the methods with a name that a module defines."""
     kinds = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Method))
     own = (kind for kind in kinds if kind.__module__ == module.__name__)  # imported ones belong to other modules
-    return {vars(kind)["name"]: kind for kind in own if vars(kind).get("name")}
+    return [kind for kind in own if vars(kind).get("name")]
 
 
 def bundled() -> dict[str, type[Method]]:
@@ -73,11 +81,15 @@ def _modules() -> Iterator[ModuleType]:
         with _loading(f"the installed method {entry.name!r} ({entry.value})"):
             module = importlib.import_module(entry.module)
         yield module
+    read: set[Path] = set()  # a file may be named twice, or be in a folder that is named too
     for text in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         place = Path(text).expanduser()
         if not place.exists():
             raise SettingsError(f"${VARIABLE} names {place}, which does not exist.")
         for file in sorted(place.glob("*.py")) if place.is_dir() else [place]:
+            if file.resolve() in read:
+                continue
+            read.add(file.resolve())
             module = _from_file(file)
             if file == place and not _methods_of(module):
                 raise SettingsError(
@@ -89,7 +101,7 @@ def _modules() -> Iterator[ModuleType]:
 
 def _from_file(file: Path) -> ModuleType:
     # Two files may have the same name, but module names are unique.
-    name = f"efcil_methods.{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
+    name = f"{_OWN}{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise SettingsError(f"${VARIABLE} names {file}, which is not a Python file.")
@@ -106,4 +118,4 @@ def _loading(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise SettingsError(f"Loading {what} failed: {type(error).__name__}: {error}.") from error
+        raise SettingsError(f"Loading {what} failed: {type(error).__name__}: {str(error).rstrip('.')}.") from error

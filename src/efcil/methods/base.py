@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,6 +19,7 @@ from efcil.methods.kept import Keeping, rows_of, weighted
 from efcil.methods.memory import ClassMemory, renamed
 from efcil.network.incremental import IncrementalNetwork
 from efcil.settings import Recipe
+from efcil.settings import Settings as RunSettings
 
 #: Class attributes that methods had in earlier versions, and what replaces them.
 _REPLACED = {
@@ -172,10 +173,19 @@ class Method(Keeping):
                 raise SettingsError(f"Method {cls.name or cls.__name__} sets {name!r}, which is not read: {instead}.")
         # Inherited parameters are those of another class, whose decorator knows no field of this one.
         own = vars(cls).get("Settings")
-        if own is not None and not getattr(vars(own).get("__dataclass_params__"), "frozen", False):
+        if own is None:
+            return
+        if not getattr(vars(own).get("__dataclass_params__"), "frozen", False):
             raise SettingsError(
                 f"The Settings of method {cls.name or cls.__name__} are not a frozen dataclass. "
                 "Write @dataclass(frozen=True) above them."
+            )
+        # Tables and the folders of runs name a setting by its name alone.
+        taken = sorted({each.name for each in fields(own)} & {each.name for each in fields(RunSettings)})
+        if taken:
+            raise SettingsError(
+                f"Method {cls.name or cls.__name__} has settings that are called as those of every run: "
+                f"{', '.join(taken)}. Give them other names."
             )
 
     # -- what is known about the method before it is built -----------------------------------------------------

@@ -404,7 +404,10 @@ def _timm() -> Any:
 @cache
 def _readable(architecture: str, side: int) -> None:
     with torch.random.fork_rng(devices=[]):
-        _tried_size(architecture, _build(architecture, loaded=False), side)
+        network = _build(architecture, loaded=False)
+        found = _tried_size(architecture, network, side)
+    if found != _feature_size(network):
+        raise SettingsError(f"The network {architecture} gives {found} features, but says {_feature_size(network)}.")
 
 
 @cache

@@ -139,7 +139,7 @@ def table(runs: Iterable[RunFolder]) -> Table:
         other = seeds.get(summary["seed"])
         if other is not None:
             older, newer = sorted([other, (run, summary)], key=lambda pair: str(pair[1].get("finished") or ""))
-            problems.append(Problem(older[0].path, f"the same run as {newer[0].path}, which is counted instead"))
+            problems.append(Problem(older[0].path, _repeated(older, newer)))
             seeds[summary["seed"]] = newer
         else:
             seeds[summary["seed"]] = (run, summary)
@@ -239,6 +239,19 @@ def _unlike(members: Sequence[tuple[RunFolder, dict[str, Any]]]) -> tuple[str, .
     known = [identity for member in members if (identity := _settings(*member))]
     names = {name for other in known[1:] for name in differences(known[0], other)} - {"seed", "class_seed"}
     return (f"seeds with different settings: {', '.join(sorted(names))}",) if names else ()
+
+
+def _repeated(older: tuple[RunFolder, dict[str, Any]], newer: tuple[RunFolder, dict[str, Any]]) -> str:
+    """Return why the older of two runs with one name and seed is not counted; they need not be the same run."""
+    pairs = [(_settings(*each), each[1]) for each in (older, newer)]
+    names = sorted(differences(pairs[0][0], pairs[1][0])) if all(settings for settings, _ in pairs) else []
+    other = [f"other settings ({', '.join(names)})"] if names else []
+    for what, say in (("another version of the method", _version), ("other images", _data)):
+        if len({value for _, summary in pairs if (value := say(summary)) is not None}) > 1:
+            other.append(what)
+    if not other:
+        return f"the same run as {newer[0].path}, which is counted instead"
+    return f"{newer[0].path} has the same name and seed, but {' and '.join(other)}; the newer one is counted"
 
 
 def _settings_today(run: RunFolder) -> Settings | None:

@@ -102,12 +102,19 @@ def conclude(study: Study, cells: Sequence[Cell], seeds: Sequence[int], measured
         reader = READERS[reading.reader]
         # What is no accuracy is the same for all classifiers of a run.
         accuracies = "accuracy" in reader.measures(reading.options)
-        rows = [cell for cell in cells if accuracies or cell.variant.classifier is None]
+        rows = list(cells) if accuracies else _without_repeats(cells)
         question = Question(rows, seeds, measured, reading.options, titled(study, fast), fast)
         outcomes.append((reading.reader, reader.make(question)))
     lacking = tuple(missing(cells, seeds, measured))
     keys = frozenset(key_of(cell, seed) for cell in cells for seed in seeds)
     return Result(study, datasets, fast, tuple(outcomes), lacking, tuple(measured.problems), keys)
+
+
+def _without_repeats(cells: Sequence[Cell]) -> list[Cell]:
+    """Leave out rows of other classifiers whose run another row reads: the method's own, or else the first of them."""
+    own = {key_of(cell, 0): cell for cell in reversed(cells)}
+    own |= {key_of(cell, 0): cell for cell in cells if cell.variant.classifier is None}
+    return [cell for cell in cells if cell.variant.classifier is None or own[key_of(cell, 0)] is cell]
 
 
 def titled(study: Study, fast: bool) -> str:

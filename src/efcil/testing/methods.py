@@ -174,12 +174,15 @@ def check_backbone_has_its_own_learning_rate(trial: Trial) -> None:
         for key, parameter in method.named_parameters()
         if key.startswith(("network.backbone.", "adapters."))  # SSRE's adapters stand inside it too
     }
-    for slow in (1e-5, None):
+    heads = {id(parameter) for parameter in method.network.head_parameters()}
+    usual: dict[int, float] = {}  # layers of a method's own may have any rate, if it is not the backbone's
+    for slow in (None, 1e-5):
         for group in method.parameter_groups(replace(SHORT, learning_rate=1e-2, backbone_learning_rate=slow)):
             for parameter in group["params"]:
-                expected = slow if slow and id(parameter) in inside else 1e-2
+                found, known = group["learning_rate"], id(parameter) in inside or id(parameter) in heads
+                rate = 1e-2 if known else usual.setdefault(id(parameter), found)
+                expected = slow if slow and id(parameter) in inside else rate
                 what = inside.get(id(parameter), "A parameter outside the backbone")
-                found = group["learning_rate"]
                 require(found == expected, f"{what} has the learning rate {found}, and {expected} was expected.")
 
 

@@ -101,6 +101,7 @@ def run(stream: Stream, method: Method, first: int, recipe: Recipe = SHORT) -> t
             trainer.run(on_epoch=lambda report, to=terms: to.append(report.terms))  # type: ignore[misc]
             del trainer
         lifecycle.end(method, task, data)
+        lifecycle.refuse_unloadable(blueprint(type(method), method.settings), method)
         watch = weakref.ref(data)
         del data
         if watch() is not None:  # perhaps only a cycle that has not been collected yet
