@@ -209,6 +209,19 @@ def test_files_that_are_no_images_are_counted(
     assert capsys.readouterr().err == ""
 
 
+def test_a_link_to_itself_does_not_hide_the_images_beside_it(
+    named: Path, folders: Path, tmp_path: Path, capsys: Any
+) -> None:
+    picture = sorted((folders / "first" / "digit-0").glob("*"))[0]
+    (tmp_path / picture.name).write_bytes(picture.read_bytes())
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    (tmp_path / "loop").symlink_to("loop")
+    assert main(["predict", str(named), str(tmp_path)]) == 1
+    found = capsys.readouterr()
+    assert len(found.out.splitlines()) == 1
+    assert found.err.count("Skipped.") == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such pipes")
 def test_pipes_called_like_images_are_refused(named: Path, folders: Path, tmp_path: Path, capsys: Any) -> None:
     place = Path(shutil.copytree(folders / "second" / "digit-2", tmp_path / "data" / "digit-3"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,8 +61,8 @@ def files_below(folder: Path) -> list[Path]:
             seen.add(identity)
             with os.scandir(current) as children:
                 visible = [child for child in children if not child.name.startswith(".")]
-            found += [Path(child.path) for child in visible if not child.is_dir()]
-            waiting += [(child.path, child.is_symlink()) for child in reversed(visible) if child.is_dir()]
+            found += [Path(child.path) for child in visible if not _is_folder(child)]
+            waiting += [(child.path, child.is_symlink()) for child in reversed(visible) if _is_folder(child)]
     except OSError as error:
         raise DataError(f"{error.filename or folder} cannot be listed ({error.strerror or error}).") from error
     return sorted(found)
@@ -75,6 +76,16 @@ def _ancestors(folder: Path) -> set[tuple[int, int]]:
             if path.samefile(folder):  # behind a link, `..` is not the folder that the name suggests
                 found |= {_identity(parent) for parent in path.parents}
     return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder; a link that leads to itself is none, as one that leads nowhere."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def _identity(folder: Path | str) -> tuple[int, int]:
