@@ -95,10 +95,14 @@ def test_image_sets_count_and_check() -> None:
     assert images.class_counts(4).tolist() == [1, 0, 2, 0]
     with pytest.raises(DataError, match="uint8 array of shape N x H x W x 3"):
         ImageSet(np.zeros((3, 2, 2, 3), np.float32), np.arange(3))
-    with pytest.raises(DataError, match="one entry per image"):
+    with pytest.raises(DataError, match="one per image"):
         ImageSet(np.zeros((3, 2, 2, 3), np.uint8), np.arange(2))
-    with pytest.raises(DataError, match="int32"):
-        ImageSet(np.zeros((3, 2, 2, 3), np.uint8), np.arange(3, dtype=np.int32))
+    for labels in (np.arange(3, dtype=np.float32), [0.5, 1, 2]):
+        with pytest.raises(DataError, match="these are float"):
+            ImageSet(np.zeros((3, 2, 2, 3), np.uint8), labels)  # type: ignore[arg-type]
+    for labels in (np.arange(3, dtype=np.int32), [0, 1, 2]):
+        found = ImageSet(np.zeros((3, 2, 2, 3), np.uint8), labels).labels  # type: ignore[arg-type]
+        assert (found.dtype, found.tolist()) == (np.dtype(np.int64), [0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,12 @@ class ImageSet:
                 f"Images must be a uint8 array of shape N x H x W x 3; this one is {self.images.dtype} of shape "
                 f"{self.images.shape}. Convert it before building an ImageSet."
             )
+        labels = np.asarray(self.labels)  # a list, or other whole numbers
+        object.__setattr__(self, "labels", labels.astype(np.int64) if labels.dtype.kind in "iu" else labels)
         if self.labels.dtype != np.int64 or self.labels.shape != self.images.shape[:1]:
             raise DataError(
-                f"Labels must be an int64 array with one entry per image ({len(self.images)} here); this one is "
-                f"{self.labels.dtype} of shape {self.labels.shape}. Convert it before building an ImageSet."
+                f"Labels must be whole numbers, one per image ({len(self.images)} here); these are {self.labels.dtype} "
+                f"of shape {self.labels.shape}. Convert them before building an ImageSet."
             )
 
     def __len__(self) -> int:
