@@ -137,6 +137,14 @@ def test_a_run_on_a_gpu_leaves_the_cores_to_others(monkeypatch, device, asked):
     assert numbers[1:] == asked
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_run_may_be_started_where_gradients_are_off(mode):
+    with mode():
+        with switches(PLAIN, deterministic=False):
+            assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == (True, False)
+        assert not torch.is_grad_enabled()
+
+
 def test_what_would_not_be_computed_in_bf16_is_not_called_so():
     with pytest.raises(SettingsError, match="on GPUs only"):
         choose_execution(Settings(precision="bf16", path="fused", device="cpu"))

@@ -156,7 +156,8 @@ def switches(execution: Execution, deterministic: bool) -> Iterator[None]:
         if execution.device.type == "cuda":
             torch.cuda.set_device(execution.device)
             torch.set_num_threads(min(before[6], _BESIDE_GPU))
-        yield
+        with torch.inference_mode(False), torch.enable_grad():  # the caller may have switched gradients off
+            yield
     finally:
         _allow_only_repeating(before[0], warn_only=before[1])
         filling.fill_uninitialized_memory = before[2]

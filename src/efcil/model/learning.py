@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from efcil import methods
 from efcil.activity import doing
@@ -88,12 +87,7 @@ def learn(
         places = np.flatnonzero(wanted)
         return lambda row: named(items, int(places[row]))
 
-    with (
-        torch.inference_mode(False),  # the caller may have switched gradients off, by this or by no_grad
-        torch.enable_grad(),
-        hardware.switches(model.execution, deterministic=False),
-        model.execution.stream(),
-    ):
+    with hardware.switches(model.execution, deterministic=False), model.execution.stream():
         if fresh.any():
             _learn_task(model, *_chosen(fresh, pixels, labels, repeats), held_out, progress, keep, log, names(fresh))
         if not fresh.all():
