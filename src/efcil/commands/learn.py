@@ -15,10 +15,9 @@ from efcil.commands.parser import (
     add_log,
     add_option,
     let_threads_sleep,
-    model_folder,
     trackers,
 )
-from efcil.errors import printable, some
+from efcil.errors import SettingsError, printable, some
 from efcil.output import counted
 from efcil.settings import TrainingSettings, options
 
@@ -52,7 +51,7 @@ _HELP = {
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments and flags, most made from the fields of TrainingSettings."""
-    parser.add_argument("model", type=model_folder, metavar="MODEL", help="folder of the model")
+    parser.add_argument("model", type=_folder, metavar="MODEL", help="folder of the model")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="one sub-folder of images per class")
     parser.add_argument(
         "--more",
@@ -79,6 +78,13 @@ def add_arguments(parser: Parser) -> None:
     add_checkpoint_steps(parser)
     add_log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _folder(text: str) -> Path:
+    """Return the model's folder, which may be made; an empty name is that of a shell variable without a value."""
+    if not text:
+        raise SettingsError("The name of the model's folder is empty. Name a folder; . is the current one.")
+    return Path(text)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -140,13 +140,6 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def model_folder(text: str) -> Path:
-    """Return the folder that a command may make; an empty name, as of a shell variable without a value, is refused."""
-    if not text:
-        raise SettingsError("The name of the model's folder is empty. Name a folder; . is the current one.")
-    return Path(text)
-
-
 def file_or_screen(text: str) -> Path | None:
     """Return the file that --output names; None, which means the screen, for a hyphen."""
     return None if Path(text) == STANDARD_OUTPUT else Path(text)

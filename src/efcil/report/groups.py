@@ -110,11 +110,12 @@ def _named(row: Row, settings: Sequence[str], beside: Sequence[Row]) -> str:
 
     Where they are many, values of the preset are left out, if that still tells it from all rows `beside` it.
     """
-    if len(settings) > FEW_SETTINGS:
-        short = _with_values(row, [name for name in settings if name in row.changes])
-        others = (_with_values(each, [name for name in settings if name in each.changes]) for each in beside)
-        if list(others).count(short) == 1:
-            return short
+
+    def short(each: Row) -> str:
+        return _with_values(each, [name for name in settings if name in each.changes])
+
+    if len(settings) > FEW_SETTINGS and [short(each) for each in beside].count(short(row)) == 1:
+        return short(row)
     return _with_values(row, settings)
 
 
